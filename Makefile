@@ -8,11 +8,11 @@ export OMP_NUM_THREADS ?= 1
 demo: .venv/installed  ## train a small network on digits, watch it, say which layers learned features
 	$(BIN)/richter demo
 
-test: .venv/installed-dev  ## all tests but the long ones: about 15 minutes on two free cores
+test: .venv/installed-dev  ## all tests but the long ones: about 8 minutes on two free cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: .venv/installed-dev lint  ## before a change is done: linters, long tests, every experiment (15 CPU-minutes) and its controls (more)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "long or not long"
+	SHAPES=all $(BIN)/python -m pytest -n 2 --dist worksteal -m "long or not long"
 	$(BIN)/richter check --controls
 	$(BIN)/richter check --start
 

@@ -1,7 +1,7 @@
 """What tangent kernels cost, as ratios within one process: Richter against naive torch.func and against other libraries,
 and against the time that the fewest floating point operations would take at the machine's own GEMM rate.
 
-    python benchmarks/kernels.py [--threads 1 2] [--jobs PATTERN] [--quick]
+    python benchmarks/kernels.py [--threads 1 2] [--jobs PATTERN] [--quick] [--no-checks]
 
 Other libraries are used where they are installed: pip install nngeometry torchjd curvlinops-for-pytorch
 backpack-for-pytorch opacus asdfghjkl. Linux only: it forks, and reads memory from /proc. A whole run takes tens of minutes."""
@@ -25,12 +25,14 @@ from functools import partial
 from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
 import richter
+from richter.instrument.survey import Audit
 from richter.models import mlp
 
 C = 10  # outputs of every model
@@ -109,7 +111,18 @@ Function = Callable[[Tensor], Kernel]
 
 
 def by_richter(model: nn.Module, kind: str) -> Function:
-    return lambda x: richter.kernels.ntk(model, x, outputs=kind, per_layer=kind == "trace")
+    return lambda x: richter.kernels.ntk(model, x, form=kind, per_layer=kind == "trace")
+
+
+def unchecked(model: nn.Module, kind: str) -> Function:
+    """Richter without the checks of what was captured: to see what they cost, and for nothing else."""
+    kernel = by_richter(model, kind)
+
+    def without(x: Tensor) -> Kernel:
+        with mock.patch.object(Audit, "due", return_value=False):
+            return kernel(x)
+
+    return without
 
 
 def from_gradients(rows: Iterable[dict[str, Tensor]], kind: str) -> Kernel:
@@ -217,6 +230,7 @@ class Method(NamedTuple):
 # Left out because they fail on the GPT: nngeometry (no Embedding), BackPACK (no LayerNorm), asdl's trace (shapes). Curvlinops
 # has no cheaper trace. A library that gives only the sum over modules is compared with the sum of Richter's.
 RICHTER = Method("Richter", "richter", "MLP CNN GPT", "trace full", by_richter)
+UNCHECKED = Method("no checks", "richter", "MLP CNN GPT", "trace full", unchecked)
 NAIVE = Method("naive", "torch", "MLP CNN GPT", "trace full", naive)
 PEERS = [Method("TorchJD", "torchjd", "MLP CNN GPT", "trace full", by_torchjd),
          Method("nngeometry", "nngeometry", "MLP CNN", "trace full", by_nngeometry),
@@ -373,7 +387,7 @@ def peak_memory(job: Job, method: Method) -> float:
 
 
 # ---- the report ----
-def report(job: Job, threads: int, enough: float) -> dict[str, float]:
+def report(job: Job, threads: int, enough: float, no_checks: bool = False) -> dict[str, float]:
     """Measure one job, print its rows, and return what the goals need: ratios of those that agree only."""
     def memory(of: Job, method: Method) -> float:
         mib = apart(peak_memory, threads, of, method)
@@ -393,7 +407,7 @@ def report(job: Job, threads: int, enough: float) -> dict[str, float]:
     row("Richter", "modules" if job.kind == "trace" else "total", "", "1", ours,
         f"{took:.3f} s; minimal {flops / 1e9:.1f} GFLOP take {flops / rate:.3f} s at the GEMM rate of {rate / 1e9:.0f} GFLOP/s: "
         f"Richter is {took * rate / flops:.2f} times that")
-    for method in (NAIVE, *PEERS):
+    for method in (*[UNCHECKED] * no_checks, NAIVE, *PEERS):
         if job.model not in method.models or job.kind not in method.kinds:
             continue
         found = apart(against_richter, threads, job, method, enough)
@@ -424,6 +438,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--jobs", default="", help="a regular expression; the jobs are " + ", ".join(map(str, JOBS)))
     parser.add_argument("--quick", action="store_true", help="an eighth of the examples: does it run, not how fast is it")
+    parser.add_argument("--no-checks", action="store_true", help="Richter without its checks as one more method; 1 - ratio is "
+                                                                   "their share of the time")
     given = parser.parse_args()
     jobs = [job for job in JOBS if re.search(given.jobs, str(job), re.IGNORECASE)]
     if not jobs:
@@ -437,7 +453,7 @@ def main() -> None:
         print("ratio: median time / Richter's, warm and interleaved; peak: MiB above the start" + given.quick * "; QUICK")
         print(f"{'job':<16} {'method':<11} {'gives':<8} {'rel.diff':>9} {'ratio':>7} {'peak MiB':>9}")
         sizes = [max(4, job.n // 8) if given.quick else job.n for job in jobs]
-        results[threads] = {job: report(job._replace(n=n), threads, 0 if given.quick else 2)
+        results[threads] = {job: report(job._replace(n=n), threads, 0 if given.quick else 2, given.no_checks)
                             for job, n in zip(jobs, sizes, strict=True)}
     print("\ngoals" + given.quick * " (QUICK: the numbers mean nothing)")
     for job, peer, ratio in GOALS:

@@ -31,10 +31,10 @@ def work(kind: str, n: int, outputs: str, memory: int, out: str) -> None:
     import richter
     torch.manual_seed(0)
     model, x = MODELS[kind](n)
-    richter.kernels.ntk(model, x[:4], outputs=outputs, per_layer=outputs == "trace")  # libraries are loaded, threads started
+    richter.kernels.ntk(model, x[:4], form=outputs, per_layer=outputs == "trace")  # libraries are loaded, threads started
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
-    K = richter.kernels.ntk(model, x, outputs=outputs, per_layer=outputs == "trace", memory=memory)
+    K = richter.kernels.ntk(model, x, form=outputs, per_layer=outputs == "trace", memory=memory)
     layers = K if isinstance(K, dict) else {"*": K}
     held = sum(t.numel() * (t.element_size() if outputs == "full" else 8) for t in layers.values())  # traces add up in float64
     print(json.dumps({"peak": peak() - before - held, "result": held}))

@@ -19,7 +19,7 @@ import richter
 from richter.controls import SLO, AdaptiveSLO, slo_groups
 from richter.core import DataError
 from richter.models import mlp, vgg11
-from richter.workflows.richness import nfc_by_layer
+from richter.workflows.nfc_by_layer import nfc_by_layer
 
 Work = Callable[[], object]
 

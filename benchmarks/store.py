@@ -37,7 +37,7 @@ def write_run(folder: Path, steps: int) -> None:
 
 
 def read_run(folder: Path) -> np.ndarray:
-    run = runs.open(folder)
+    run = runs.load(folder)
     try:
         return run.series(MEASURES[7], LAYERS[3]).value
     finally:

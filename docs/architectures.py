@@ -61,8 +61,8 @@ def page(assessments: list[Assessment]) -> str:
     return f"""# Architectures
 
 Written by `make zoo`; do not edit. Each model is small, has random weights and another random state as its initial one, and is
-measured with the default set (but for the measures of movement, which tests/test_movement.py compares) on {EXAMPLES} examples in
-float64. Every number is compared with brute force: the Jacobian of each
+measured with the default set (but for the measures of movement, which tests/instrument/test_movement.py compares)
+on {EXAMPLES} examples in float64. Every number is compared with brute force: the Jacobian of each
 example alone, in every parameter and in what every product of a parameter writes (`tests/assessing.py`). The models are in
 `tests/zoo_architectures.py`.
 

@@ -14,7 +14,10 @@ from typing import Any
 import jaxtyping
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+FOLDERS = [str(HERE), *(str(folder) for folder in sorted(HERE.iterdir()) if any(folder.glob("test_*.py")))]
+sys.path[:0] = FOLDERS
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), *FOLDERS)))  # of child processes
 # some virtual machines announce AMX and then refuse it: half-precision products would kill the process
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
@@ -25,8 +28,10 @@ SHAPED = [".".join(("richter", *path.relative_to(SOURCE).with_suffix("").parts))
 
 import checker  # noqa: E402
 
-jaxtyping.install_import_hook(SHAPED, "checker.typechecked")  # of what is imported after this line
-jaxtyping.jaxtyped = checker.where_shaped  # which the hook calls
+# shapes are checked in every second worker, which shares the tests with one that is quicker; with SHAPES=all in all of them
+if os.environ.get("SHAPES") == "all" or int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 2 == 0:
+    jaxtyping.install_import_hook(SHAPED, "checker.typechecked")  # of what is imported after this line
+    jaxtyping.jaxtyped = checker.where_shaped  # which the hook calls
 
 import torch  # noqa: E402
 

@@ -27,7 +27,7 @@ def settings(case: Any) -> dict[str, dict[str, Any]]:
     initial = zoo.initial(case)
     return {"default": {"initial": initial},
             "every measure": {"measures": every, "initial": initial, "probe": {"weight_decay": 0.07}},
-            "chunks of three": {"initial": initial, "probe": {"chunk": 3, "kernel": 7}},
+            "chunks of three": {"initial": initial, "probe": {"chunk": 3, "kernel_examples": 7}},
             "sketched outputs": {"cotangents": richter.instrument.cotangents.random_outputs(2, seed=3), "memory": "64MiB"}}
 
 

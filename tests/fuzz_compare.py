@@ -242,7 +242,7 @@ def measure(outcome: Outcome) -> tuple[richter.Snapshot | None, dict[str, Tensor
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            probe = richter.Probe(case.x, case.y, chunk=case.chunk, kernel=None)
+            probe = richter.Probe(case.x, case.y, chunk=case.chunk, kernel_examples=None)
             with not_endless():
                 snap = richter.measure(case.model, probe, measures, initial=case.initial, output=case.output)
         except RichterError as error:
@@ -251,7 +251,7 @@ def measure(outcome: Outcome) -> tuple[richter.Snapshot | None, dict[str, Tensor
             outcome.crashed.append(f"measure: {type(error).__name__}: {str(error)[:300]}")
         try:
             with not_endless():
-                kernels = richter.kernels.ntk(case.model, case.x, outputs=case.kernel, per_layer=True, output=case.output)
+                kernels = richter.kernels.ntk(case.model, case.x, form=case.kernel, per_layer=True, output=case.output)
         except RichterError as error:
             outcome.refused.append(f"ntk: {type(error).__name__}: {error}")
         except Exception as error:

@@ -36,7 +36,7 @@ class Mutation:
     text: str
     becomes: str
     breaks: str
-    tests: tuple[str, ...]  # the likeliest to notice: "audit" is tests/test_audit.py, "audit::x" is test_x in it
+    tests: tuple[str, ...]  # the likeliest to notice: "audit" is tests/instrument/test_audit.py, "audit::x" is test_x in it
     equivalent: str = ""  # why nothing that anybody can see is different
 
     @property
@@ -80,30 +80,30 @@ MUTATIONS = [
     mutation(f"{CAPTURE}/forward.py", "axes are put back by the permutation, not by its inverse",
              "permute([use.order.index(i) for i in range(z.dim())])", "permute(use.order)", "mutants"),
     mutation(f"{CAPTURE}/forward.py", "hooks stay on the model", "        with self._hooks:\n", "        if self._hooks:\n",
-             "bad_input::the_watch_sees_what_is_disturbed", "identity::two_hundred_steps"),
+             "stateful::hooks_are_removed_after_every_forward_pass"),
     mutation(f"{CAPTURE}/forward.py", "a model that differentiates is taken for one that does not",
              "        self.differentiates = True\n", "", "mutants"),
     # ---------------------------------------------------------------------------------------------------------------- anew
     mutation(f"{CAPTURE}/recompute.py", "tensors kept for backward passes are counted if they are weights",
              "untyped_storage())) not in self._weights:", "untyped_storage())) in self._weights:",
-             "anew::what_is_kept_is_weighed"),
+             "recompute::what_is_kept_is_weighed"),
     mutation(f"{CAPTURE}/recompute.py", "a block is run again with the model's own weights",
-             "self.state.in_place(),", "", "anew::blocks_run_again_with_the_weights_of_their_pass"),
+             "self.state.in_place(),", "", "recompute::blocks_run_again_with_the_weights_of_their_pass"),
     mutation(f"{CAPTURE}/recompute.py", "what a block draws when it is run again is drawn anew",
              "borrowed(self.state.model, self.drawn)", "borrowed(self.state.model)",
-             "anew::what_was_drawn_is_drawn_again"),
+             "recompute::what_was_drawn_is_drawn_again"),
     mutation(f"{CAPTURE}/recompute.py", "an input of a block that is changed in place is not noticed",
              "if any(t._version != version for t, version in self.versions):", "if False:",
-             "anew::a_block_that_differs_is_an_error"),
+             "recompute::a_block_that_differs_is_an_error"),
     mutation(f"{CAPTURE}/recompute.py", "what one block keeps is taken for what another keeps",
-             "if self._of != block.number:", "if self._of < 0:", "anew::what_was_drawn_is_drawn_again"),
+             "if self._of != block.number:", "if self._of < 0:", "recompute::what_was_drawn_is_drawn_again"),
     mutation(f"{CAPTURE}/recompute.py", "blocks that write into what they are given are computed again",
-             ".size <= limit)} - written", ".size <= limit)}", "anew::blocks_that_write_into_what_they_are_given_are_kept"),
+             ".size <= limit)} - written", ".size <= limit)}", "recompute::blocks_that_write_into_what_they_are_given_are_kept"),
     mutation(f"{CAPTURE}/recompute.py", "a block that computes other numbers the second time is taken as it is",
-             "if not alike(self.kept, second):", "if False:", "anew::a_block_that_differs_is_an_error"),
+             "if not alike(self.kept, second):", "if False:", "recompute::a_block_that_differs_is_an_error"),
     mutation(f"{CAPTURE}/forward.py", "blocks that run again refer to the graph, which is never let go",
              "calls, recorder.calls, recorder.products, recorder.scope.copies = recorder.calls, [], None, {}",
-             "calls = recorder.calls", "anew::a_graph_is_let_go"),
+             "calls = recorder.calls", "recompute::a_graph_is_let_go"),
     # --------------------------------------------------------------------------------------------------------------- state
     mutation(f"{CAPTURE}/state.py", "aliases stay in the model", "box[attribute] = value", "value.detach()",
              "identity::settings"),
@@ -253,6 +253,12 @@ MUTATIONS = [
     mutation(f"{CAPTURE}/quiet.py", "buffers are not looked at", "originals({**weights, **buffers})", "originals(weights)",
              "stateful::what_is_written_into_the_model_is_put_back_and_said"),
     # --------------------------------------------------------------------------------------------------------------- audit
+    mutation(f"{SURVEY}/audit.py", "biases that are off by more than terms that cancel are accepted",
+             "return all(far <= min(tol", "return all(True or far <= min(tol", "audit", "real_models", "mutants"),
+    mutation(f"{SURVEY}/audit.py", "one move tells any small gradient from a rounding error", "(share < STEADY and k in known)",
+             "share < STEADY", "real_models::a_rounding_error_that_comes_back_when_the_weights_move_is_one_all_the_same"),
+    mutation("instrument/stream.py", "captures by vmap are not compared with autograd's gradients",
+             "return all(rebuilt.error(w) <= tolerance(precision) for w in weights)", "return True", "vectorised"),
     mutation(f"{SURVEY}/audit.py", "gradients may be off by a hundred per cent", "all(off <= self._tolerance * size for",
              "all(off <= size for", "audit"),
     mutation(f"{SURVEY}/audit.py", "all examples have the same weight", "torch.rand(self.n, generator=self.draw) + 0.5",
@@ -261,7 +267,7 @@ MUTATIONS = [
              "self._mixed(here, here)", "real_models"),
     mutation(f"{SURVEY}/audit.py", "small gradients are all taken for rounding errors",
              "k not in faint or not rounded(k)", "k not in faint", "real_models"),
-    mutation(f"{SURVEY}/audit.py", "the weights are moved once only", "MOVES = 4", "MOVES = 1", "real_models"),
+    mutation(f"{SURVEY}/audit.py", "the weights are moved once only", "MOVES = 8", "MOVES = 1", "real_models"),
     mutation("instrument/statistics/movement.py", "any small effect is that of the eps of a norm", "EPS_EFFECT = 0.4",
              "EPS_EFFECT = 2.0", "movement"),
     mutation("instrument/statistics/movement.py", "the effect of eps is held against the outputs, not the layer's own",
@@ -351,13 +357,20 @@ MUTATIONS = [
              "if _equal(entry.f, _first_outputs(model, x, state, output, entry.survey)):", "if True:", "audit", "renewal",
              "mutants"),
     mutation(f"{SURVEY}/memo.py", "train or eval mode does not matter to a survey", "type(m), m.training,", "type(m),",
-             "mutants"),
+             "mutants", equivalent="all modules have one mode when surveyed, and kernels compare first outputs and calls"),
     mutation(f"{SURVEY}/memo.py", "weights that lie elsewhere are read where they lay",
              "_places(entry.weights) == _places(_weights(model)) \\\n                and ", "", "mutants"),
     mutation(f"{SURVEY}/memo.py", "what modules keep beside their weights does not matter to a survey",
              "entry.settings == settings(model) and ", "", "between"),
     mutation(f"{SURVEY}/memo.py", "a matrix that was transposed in place is read as it was", "(t.data_ptr(), t.stride())",
              "t.data_ptr()", "between"),
+    mutation(f"{SURVEY}/memo.py", "numbers that torch does not see change are not seen between kernels",
+             "[fingerprint(t) for t in (*model.parameters(), *model.buffers())]", "[]", "remembered_surveys"),
+    mutation(f"{SURVEY}/memo.py", "attributes that change between kernels are not seen",
+             "contents = [[(k, looker.look(kept, DEPTH)) for k, kept in holder.items()] for holder in holders]",
+             "contents = []", "remembered_surveys"),
+    mutation(f"{SURVEY}/memo.py", "a hook that takes the place of another is not seen",
+             "hooks = [[list(box) for box in _hooks(m)] for m in modules]", "hooks = []", "remembered_surveys"),
     mutation(f"{SURVEY}/memo.py", "maps that are refused with new weights are kept", "if verified.notes or not same",
              "if not same", "mutants"),
     mutation(f"{SURVEY}/memo.py", "notes of a measurement are kept", "notes=dict(result.notes))", "notes=result.notes)",
@@ -388,7 +401,8 @@ MUTATIONS = [
     mutation("instrument/stream.py", "of the positions that are kept, others are read", "(live, silent, c.h[:, live])",
              "(live, silent, c.h[:, :len(live)])", "costs::positions_without_an_output_are_dropped", "mutants"),
     mutation("instrument/stream.py", "of several calls only the first is compared",
-             "if len(calls) > 1 or name in self._reads or", "if name in self._reads or", "audit", MAPS),
+             "if len(calls) > 1 or name in self._reads or", "if name in self._reads or",
+             "mutants::kernel_examples_of_a_layer_that_is_called_twice"),
     # -------------------------------------------------------------------------------------------------------------- stream
     mutation("instrument/stream.py", "the last chunk is as long as the others", "slice(i, min(i + size, n))",
              "slice(i, i + size)", "chunks"),
@@ -410,7 +424,7 @@ MUTATIONS = [
              "torch.where(tokens > 0, mask", "masks", "tokens", "mutants"),
     mutation("instrument/tokens.py", "a loop that runs back runs onward", "device=reads[0].device).flip(0)\n",
              "device=reads[0].device)\n", "mutants"),
-    mutation("instrument/tokens.py", "tokens are counted from the end, and one too far", "look.T - 1 - tokens", "look.T - tokens",
+    mutation("instrument/tokens.py", "tokens are counted from the end, and one too far", "self.T - 1 - mine", "self.T - mine",
              "tokens"),
     mutation("instrument/tokens.py", "steps that look alike are in order", "    if onward == back:\n", "    if False:\n",
              "mutants"),
@@ -472,10 +486,10 @@ MUTATIONS = [
 
 
 def targets(tests: Sequence[str]) -> list[str]:
-    """``audit::x`` -> ``tests/test_audit.py::test_x``; files that are not there are left out."""
+    """``audit::x`` -> ``tests/instrument/test_audit.py::test_x``; files that are not there are left out."""
+    files = {path.stem.removeprefix("test_"): path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")}
     parts = [test.partition("::") for test in tests]
-    return [f"tests/test_{file}.py{separator}{'test_' if name else ''}{name}" for file, separator, name in parts
-            if (ROOT / "tests" / f"test_{file}.py").exists()]
+    return [f"{files[file]}{separator}{'test_' if name else ''}{name}" for file, separator, name in parts if file in files]
 
 
 def run(mutation: Mutation, first: bool = False) -> Outcome:

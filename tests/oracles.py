@@ -119,12 +119,12 @@ def ntk(
     model: nn.Module,
     x: Batch,
     x2: Batch = None,
-    outputs: str = "trace",
+    form: str = "trace",
     output: Output = None,
 ) -> Tensor:
     """Theta over all trainable parameters: "full" [n,k,m,k], "diagonal" [k,n,m], "trace" [n,m] = sum_a Theta^aa."""
     full = torch.stack(list(tangent_kernels(model, x, x2, output).values())).sum(0)
-    return reduce_outputs(full, outputs)
+    return reduce_outputs(full, form)
 
 
 def reduce_outputs(K: Tensor, outputs: str) -> Tensor:

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import inspect
 import math
+import os
 import sqlite3
 import subprocess
 import sys
@@ -46,11 +47,13 @@ DATA = Path(__file__).parent / "data"
 
 
 def child(work: Callable[..., object], *values: Any, needs: tuple[Callable[..., object], ...] = ()) -> subprocess.Popen[bytes]:
-    """A function of a test in a process of its own, together with those that it calls. What it writes is read as it comes."""
+    """A function of a test in a process of its own, together with those that it calls. What it writes is read as it comes. The
+    process imports the library from where this one did, also from another work tree than the one that is installed."""
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
     code = "\n".join(["from __future__ import annotations", *map(inspect.getsource, (*needs, work)),
                       f"{work.__name__}(*{values!r})"])
-    return subprocess.Popen([sys.executable, "-c", code], bufsize=0, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", code], bufsize=0, cwd="/", env={**os.environ, "PYTHONPATH": paths},
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def ended(process: subprocess.Popen[bytes], seconds: float = 120) -> str:
@@ -78,8 +81,8 @@ def sealed(db: Path) -> None:
     with contextlib.closing(sqlite3.connect(db, isolation_level=None)) as connection:
         connection.text_factory = plain
         tallies = {}
-        for table in ("chunks", *sqlite.COLUMNS):
-            names = sqlite.CHUNK if table == "chunks" else sqlite.COLUMNS[table][0]
+        for table in ("chunks", *sqlite.TABLES):
+            names = sqlite.CHUNK if table == "chunks" else sqlite.TABLES[table][0]
             if ", body" in names:
                 blob = "data" if table == "chunks" else "bytes"
                 for number, data in connection.execute(f"SELECT id, {blob} FROM {table}").fetchall():
@@ -187,7 +190,7 @@ def survived(folder: Path, export: bool = True) -> set[str]:
     """Every question is answered, or refused in the library's own words, which are returned."""
     refusals = set()
     try:
-        run = runs.open(folder)
+        run = runs.load(folder)
     except StoreError as why:
         return {str(why)}
     with contextlib.closing(run):

@@ -16,14 +16,18 @@ import checker
 from richter.instrument.evaluate import RichterWarning
 from richter.linalg import centre
 
+in_a_worker_that_checks = pytest.mark.skipif(
+    jaxtyping.jaxtyped is not checker.where_shaped, reason="this worker checks no shapes; with SHAPES=all every one does")
 Aliased = Float[torch.Tensor, "n n"]
 
 
+@in_a_worker_that_checks
 def test_a_wrong_shape_is_an_error() -> None:
     with pytest.raises(TypeCheckError):
         centre(torch.zeros(3))
 
 
+@in_a_worker_that_checks
 def test_shapes_are_checked_in_all_of_richter() -> None:
     """A setting of pytest, or a plugin, that imports a module before conftest.py does would leave it out. (Tasks say themselves
     what is wrong with a shape.)"""
@@ -34,6 +38,7 @@ def test_shapes_are_checked_in_all_of_richter() -> None:
     assert [name for name in shaped if type(sys.modules[name].__loader__).__name__ != "_JaxtypingLoader"] == []
 
 
+@in_a_worker_that_checks
 def test_functions_without_a_shape_are_left_alone() -> None:
     def plain(x: int, y: dict[str, list[torch.Tensor]]) -> None: ...
     def shaped(x: int) -> list[Aliased]: ...
@@ -52,7 +57,8 @@ def test_our_own_warnings_are_errors() -> None:
 def test_a_gpu_has_tests_only_where_there_is_one(gpu: bool) -> None:
     script = f"import sys, pytest, torch\ntorch.cuda.is_available = lambda: {gpu}\nsys.exit(pytest.main(sys.argv[1:]))"
     done = subprocess.run([sys.executable, "-c", script, "--collect-only", "-m", "cuda", "-p", "no:cacheprovider",
-                           str(Path(__file__).with_name("test_precision.py"))], capture_output=True, text=True, check=False)
+                           str(Path(__file__).parent / "instrument" / "test_precision.py")],
+                          capture_output=True, text=True, check=False)
     collected = [line for line in done.stdout.splitlines() if "::" in line]
     assert all("[cuda" in line for line in collected)
     assert (len(collected), done.returncode) == ((3, 0) if gpu else (0, pytest.ExitCode.NO_TESTS_COLLECTED)), done.stdout

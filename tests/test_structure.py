@@ -77,7 +77,7 @@ def module_of(path: Path) -> str:
 
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(TREES[path]):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("richter"):
             below = node.module.removeprefix("richter").strip(".")
             found |= {below} if below else {alias.name for alias in node.names}
@@ -86,12 +86,18 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: module_of(p) or "richter")
-def test_imports_point_downwards(path: Path) -> None:
-    name = module_of(path)
-    rule = next(ALLOWED[k] for k in (name, name.rpartition(".")[0], name.partition(".")[0]) if k in ALLOWED)
-    for wanted in imports(path):
-        assert any(wanted == k or wanted.startswith(f"{k}.") for k in rule), f"{name} must not import richter.{wanted}"
+SOURCES = {path: path.read_text() for path in sorted(ROOT.rglob("*.py"))}
+TREES = {path: ast.parse(text) for path, text in SOURCES.items()}
+
+
+def test_imports_point_downwards() -> None:
+    offenders = []
+    for path in SOURCES:
+        name = module_of(path)
+        rule = next(ALLOWED[k] for k in (name, name.rpartition(".")[0], name.partition(".")[0]) if k in ALLOWED)
+        offenders += [f"{name} must not import richter.{wanted}" for wanted in sorted(imports(path))
+                      if not any(wanted == k or wanted.startswith(f"{k}.") for k in rule)]
+    assert not offenders, "\n".join(offenders)
 
 
 @pytest.mark.parametrize("code", ["import richter", "import richter.report.figures", "import richter.cli", "import richter.runs",
@@ -123,20 +129,45 @@ def test_statistics_cotangents_and_measures_are_asked_not_looked_at(name: str) -
 LINES, SCREEN = 800, 60  # a subject is not split to shorten a file
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: module_of(p) or "richter")
-def test_a_file_has_one_subject_and_a_function_fits_a_screen(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= LINES
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            assert (node.end_lineno or 0) - node.lineno < SCREEN, f"{node.name} has {(node.end_lineno or 0) - node.lineno} lines"
+def test_a_file_has_one_subject_and_a_function_fits_a_screen() -> None:
+    offenders = [f"{module_of(path)} has {lines} lines" for path, text in SOURCES.items()
+                 if (lines := len(text.splitlines())) > LINES]
+    for path, tree in TREES.items():
+        functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        offenders += [f"{module_of(path)}.{f.name} has {lines} lines" for f in functions
+                      if (lines := (f.end_lineno or 0) - f.lineno) >= SCREEN]
+    assert not offenders, "\n".join(offenders)
 
 
 def test_hooks_and_interception_live_in_one_folder() -> None:
-    for path in ROOT.rglob("*.py"):
+    for path, text in SOURCES.items():
         if not path.is_relative_to(ROOT / "instrument" / "capture"):
             for word in ("register_forward", "TorchFunctionMode", "TorchDispatchMode", "saved_tensors_hooks"):
-                assert word not in path.read_text(), (path, word)
+                assert word not in text, (path, word)
+
+
+DANGLING = ("Of", "What", "That", "Those", "The same", "Where", "Which", "As")  # docstrings name a result
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    offenders = []
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = (ast.get_docstring(node) or "").partition("\n")[0]
+                if first.startswith(tuple(f"{word}{mark}" for word in DANGLING for mark in " ,:")):
+                    offenders.append(f"{module_of(path)}.{getattr(node, 'name', '')}: {first}")
+    assert not offenders, "\n".join(offenders)
+
+
+def test_a_class_name_occurs_once() -> None:
+    places: dict[str, list[str]] = {}
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module_of(path))
+    twice = [f"{name}: {', '.join(where)}" for name, where in places.items() if len(where) > 1]
+    assert not twice, "\n".join(twice)
 
 
 def test_every_public_name_exists() -> None:

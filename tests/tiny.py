@@ -8,14 +8,14 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from richter.core import Interval, Ref, Row
 from richter.experiments import keys
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.frame import Claim, Control, Experiment, Results, Task
 from richter.experiments.running import check
 from richter.runs import Writer
 
@@ -29,13 +29,7 @@ class Settings:
     broken: int = -1  # the seed that raises
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def work(task: Task, run: Writer) -> dict[str, Any]:
+def work(task: Task[Settings], run: Writer) -> dict[str, Any]:
     s = task.settings
     with open(os.environ.get("TINY_LOG", os.devnull), "a") as log:
         log.write(f"{task.seed}\n")
@@ -50,7 +44,7 @@ def work(task: Task, run: Writer) -> dict[str, Any]:
     return {"total": total + s.wrong, "curve": run.run.series("sum", "a").value}
 
 
-def killed(task: Task, run: Writer) -> dict[str, Any]:
+def killed(task: Task[Settings], run: Writer) -> dict[str, Any]:
     """The process of the second seed ends, until it may go on."""
     if task.seed == 1 and not (run.path.parent.parent / "again").exists():
         os.kill(os.getpid(), signal.SIGKILL)
@@ -74,7 +68,7 @@ def draw(r: Results) -> Any:
 
 EXPERIMENT = Experiment(
     name="nfa_tiny", ref=Ref("nfa", "Fig. 99"), title="sums of whole numbers", smoke=Settings(), paper=Settings(steps=60),
-    tasks=lambda s: [Task(replace(s, seeds=()), seed) for seed in s.seeds], work=work, figures={"sums": draw}, start={"steps": 1},
+    over=("seed",), work=work, figures={"sums": draw}, start={"steps": 1},
     claims=(Claim("distance to the closed form", expected, Interval(high=1e-9), Control("a wrong sum", {"wrong": True}),
                   paper="0", source="arithmetic"),
             Claim("growth of the curve", lambda r: float(np.diff(r["curve"]).min()), Interval(low=0.0),

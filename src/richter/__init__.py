@@ -1,4 +1,4 @@
-"""Richter measures how rich training is: which layers of a PyTorch model learn features, how fast, and toward what.
+"""Measure how rich training is: which layers of a PyTorch model learn features, how fast, and toward what.
 
     probe = richter.Probe(x, y)
     watch = richter.Observer(model, probe, when=50)      # then watch(step, loss=loss) in the training loop

@@ -1,4 +1,4 @@
-"""The command line. The commands are found in ``richter.commands``; nothing heavy is imported before one needs it."""
+"""The command line. Commands come from ``richter.commands``; heavy packages are imported only when a command needs them."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["main", "parser"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what the arguments say and return the exit code. Every error is one sentence."""
-    given = parser().parse_args(arguments)
+    """Run the command line and return the exit code. Every error is printed as one sentence."""
+    args = parser().parse_args(arguments)
     try:
-        return int(given.do(given))
+        return int(args.do(args))
     except RichterError as why:
-        print(visible(f"richter {given.command}: {why}"), file=sys.stderr)
+        print(visible(f"richter {args.command}: {why}"), file=sys.stderr)
         return 2
     except OSError as why:
         if isinstance(why, BrokenPipeError):  # e.g. `richter list | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         where = f": {why.filename}" if why.filename else ""
-        print(visible(f"richter {given.command}: {why.strerror or why}{where}."), file=sys.stderr)
+        print(visible(f"richter {args.command}: {why.strerror or why}{where}."), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; what was finished is kept", file=sys.stderr)
+        print("interrupted; finished results are kept", file=sys.stderr)
         return 130
 
 

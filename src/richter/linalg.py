@@ -1,5 +1,5 @@
-"""Linear algebra that several parts share: largest eigenvalues by Lanczos, sums with groups of rows left out, random rotations,
-similarity of features, and what is computed from any kernel matrix. Symmetric matrices may be given by their products alone."""
+"""Shared linear algebra: largest eigenvalues by Lanczos, sums with groups of rows left out, random rotations, similarity of
+features, and statistics of kernel matrices. Symmetric matrices may be given by their products alone."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from torch import Tensor
 from richter.core import SelectionError, likeness
 from richter.core.arrays import Array, ArrayLike, like, to_tensor
 
-DENSE = 64  # rows up to which all eigenvalues of a matrix are as quick as one
-MANY = 512  # rows up to which all eigenvectors are as quick as many of them
-ALONE = 2 ** 13  # entries of a matrix whose products numpy makes without waking other threads
+DENSE = 64  # rows up to which computing all eigenvalues is as fast as computing one
+MANY = 512  # rows up to which computing all eigenvectors is as fast as computing many
+ALONE = 2 ** 13  # entries of a matrix up to which numpy multiplies without starting other threads
 
 
 def product(A: NDArray[Any], B: NDArray[Any]) -> NDArray[Any]:
-    """A B of numpy's arrays; of large ones by torch, whose threads are those that train. Numpy's are others, which go on waiting
-    for work when they have done theirs, in the way of the training: half of what a snapshot of a small network took was that."""
+    """Multiply numpy arrays, large ones in torch, whose threads also train. Numpy's own threads stay busy while they wait for
+    work, and slow the training down: that was half the time of a snapshot of a small network."""
     if max(A.size, B.size) <= ALONE:
         return np.asarray(A @ B)
     return torch.matmul(torch.from_numpy(A), torch.from_numpy(B)).numpy()  # type: ignore[no-any-return]
+
 
 # ------------------------------------------------------------------------------------------------ largest eigenvalues
 
 
 def eigh(K: Float[Tensor, "n n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"]]:
-    """Eigenvalues of a symmetric matrix, the smallest first, and vectors. torch's method (divide and conquer) gives up on some
-    matrices that are zero nearly everywhere, as those of dead units are; then LAPACK's other one is asked."""
+    """Eigenvalues of a symmetric matrix, smallest first, and its eigenvectors. torch's method (divide and conquer) fails on some
+    nearly zero matrices, e.g. of dead units; then another LAPACK method is used."""
     try:
         values, vectors = torch.linalg.eigh(K)
     except torch.linalg.LinAlgError:
@@ -46,8 +47,8 @@ def eigh(K: Float[Tensor, "n n"]) -> tuple[Float[Tensor, " n"], Float[Tensor, "n
 
 
 class Lanczos(NamedTuple):
-    """A largest eigenvalue, its vector, the orthonormal basis in which it was found, and the eigenvectors in that basis, the one
-    of the largest eigenvalue last."""
+    """A largest eigenvalue and its vector, the orthonormal Lanczos basis, and the eigenvectors in this basis, the one of the
+    largest eigenvalue last."""
 
     value: float
     vector: NDArray[Any]  # "n"
@@ -57,13 +58,13 @@ class Lanczos(NamedTuple):
 
 def lanczos(times: Callable[[NDArray[Any]], NDArray[Any]], start: NDArray[Any], tolerance: float = 1e-12, of_value: float = 0.0,
             centred: bool = False) -> Lanczos:
-    """The largest eigenvalue of a symmetric positive semi-definite matrix A given by its products, or of C A C with
-    C = I - 11^T/n where it is ``centred``: Lanczos with full re-orthogonalisation (and against 1), until the residual (which
-    bounds the error) is below ``tolerance`` of it; or, where the value alone is wanted, until its error, the residual's square
-    over the gap to the next eigenvalue, is below ``of_value`` of it. In numpy, whose small operations cost less than torch's."""
+    """Largest eigenvalue of a symmetric positive semi-definite matrix A given by its products, or of C A C with C = I - 11^T/n if
+    ``centred``. Lanczos with full re-orthogonalisation (also against 1) runs until the residual, which bounds the error, is below
+    ``tolerance`` relative to it. If only the value is needed, it stops when the error of the value (squared residual over the gap
+    to the next eigenvalue) is below ``of_value``. In numpy, whose small operations are faster than torch's."""
     n, first = len(start), int(centred)
-    most, again = min(n, 300), start.dtype == np.float64  # orthogonalised twice, where rounding would show
-    V = np.empty((first + most + 1, n), start.dtype)  # pages that are not written to take no memory
+    most, again = min(n, 300), start.dtype == np.float64  # orthogonalised twice if rounding errors would matter
+    V = np.empty((first + most + 1, n), start.dtype)  # unused pages take no memory
     V[:first] = n ** -0.5
     w = start - (V[:first] @ start) @ V[:first]
     np.divide(w, _length(w), out=V[first])
@@ -78,10 +79,12 @@ def lanczos(times: Callable[[NDArray[Any]], NDArray[Any]], start: NDArray[Any], 
         if again:
             w -= product(product(basis, w), basis)
         size = _length(w)
-        if step < 3 or step % 4 == 0 or step == most or size <= 1e-14 * abs(alpha[0]):  # looking costs as much as a product
+        # a convergence test costs as much as a product
+        if step < 3 or step % 4 == 0 or step == most or size <= 1e-14 * abs(alpha[0]):
             values, turns = np.linalg.eigh(np.diag(alpha) + np.diag(beta, 1) + np.diag(beta, -1) if beta else np.diag(alpha))
             top, residual = float(values[-1]), size * abs(float(turns[-1, -1]))
-            error = _error_of(residual, top - float(values[-2]) if step > 1 else 0.0)
+            gap = top - float(values[-2]) if step > 1 else 0.0
+            error = residual * residual / gap if gap > residual else residual
             if residual <= max(tolerance, 1e-14) * abs(top) or error <= of_value * abs(top):
                 break
         beta.append(size)
@@ -94,18 +97,13 @@ def _length(w: NDArray[Any]) -> float:
     return math.sqrt(float(w @ w))
 
 
-def _error_of(residual: float, gap: float) -> float:
-    """Of a largest eigenvalue, whose vector has this residual, and from which the next one is this far."""
-    return residual * residual / gap if gap > residual else residual
-
-
 def anywhere(n: int, like: Tensor) -> Float[Tensor, " n"]:
-    """A fixed vector that is unlikely to be orthogonal to an eigenvector."""
+    """Return a fixed vector that is unlikely to be orthogonal to an eigenvector."""
     return torch.arange(1, n + 1, dtype=like.dtype, device=like.device).square().sin()
 
 
-MODEST = 1e6  # numbers up to this size, and down to its inverse, are squared and summed in single precision as they are
-VALUE = 1e-12  # the error of a largest eigenvalue by Lanczos, relative to it
+MODEST = 1e6  # numbers up to this size, and down to its inverse, can be squared and summed in single precision without scaling
+VALUE = 1e-12  # relative error of a largest eigenvalue by Lanczos
 
 
 class Rough(NamedTuple):
@@ -116,7 +114,7 @@ class Rough(NamedTuple):
 
 
 def rough(K: Float[Tensor, "n n"]) -> Rough | None:
-    """A symmetric positive semi-definite matrix; None for nothing, or nothing that one can compute with."""
+    """Convert a symmetric positive semi-definite matrix to single precision; None if it is zero or not finite."""
     scale = K.diagonal().max().item()
     if not 0 < scale < math.inf:
         return None
@@ -125,8 +123,8 @@ def rough(K: Float[Tensor, "n n"]) -> Rough | None:
 
 
 class Leading(NamedTuple):
-    """The largest eigenvalue of a symmetric matrix, what the way to it has found of the vectors of the largest ones "m n", and
-    the matrix roughly; None where it has no rows that count."""
+    """The largest eigenvalue of a symmetric matrix, Ritz vectors "m n" of the largest ones, and the matrix in single precision;
+    None for a zero matrix."""
 
     value: float
     vectors: NDArray[np.float32] | None = None
@@ -134,9 +132,9 @@ class Leading(NamedTuple):
 
 
 def leading(K: Float[Tensor, "n n"], centred: bool = False, most: int = 6, roughly: Rough | None = None) -> Leading:
-    """Of a symmetric positive semi-definite matrix, or of C K C with C = I - 11^T/n: dense for small ones, else by Lanczos,
-    first in single precision (``roughly``, where somebody has it) and from what that finds in double. The value is right to
-    VALUE; of the vectors at most so many are kept, as single precision has them."""
+    """Largest eigenvalue of a symmetric positive semi-definite matrix, or of C K C with C = I - 11^T/n. Small matrices: all
+    eigenvalues. Others: Lanczos, first in single precision (on ``roughly``, if given) and from there in double precision. The
+    value is exact to VALUE; at most ``most`` Ritz vectors are returned, in single precision."""
     if len(K) <= DENSE:
         rows = K.mean(0, keepdim=True) * centred
         values, vectors = eigh(K - rows - rows.T + rows.mean())
@@ -144,22 +142,22 @@ def leading(K: Float[Tensor, "n n"], centred: bool = False, most: int = 6, rough
     roughly = roughly or rough(K)
     if roughly is None:
         return Leading(K.diagonal().max().item())
-    found = lanczos(partial(product, roughly.matrix), anywhere(len(K), torch.empty(0, dtype=torch.float64)).float().numpy(), 1e-5,
+    pair = lanczos(partial(product, roughly.matrix), anywhere(len(K), torch.empty(0, dtype=torch.float64)).float().numpy(), 1e-5,
                     centred=centred)
-    exact = lanczos(partial(product, K.double().cpu().numpy()), found.vector.astype(np.float64), of_value=VALUE, centred=centred)
-    return Leading(exact.value, product(found.turns[:, -most:].T, found.basis), roughly)
+    exact = lanczos(partial(product, K.double().cpu().numpy()), pair.vector.astype(np.float64), of_value=VALUE, centred=centred)
+    return Leading(exact.value, product(pair.turns[:, -most:].T, pair.basis), roughly)
 
 
 def top_eigenvalue(K: Float[Tensor, "n n"]) -> float:
-    """The largest eigenvalue of a symmetric positive semi-definite matrix."""
+    """Largest eigenvalue of a symmetric positive semi-definite matrix."""
     return torch.linalg.eigvalsh(K)[-1].item() if len(K) <= EXACT else leading(K, most=1).value
 
 
 def leading_eigenpairs(K: Float[Tensor, "n n"], most: int,
                        noise: float = 1e-12) -> tuple[Float[Tensor, " r"], Float[Tensor, "n r"]]:
-    """The largest eigenvalues of a symmetric positive semi-definite matrix and their vectors: at most so many, and those that
-    stand above ``noise`` times the largest. Of a large matrix few are found by Lanczos."""
-    if len(K) <= MANY or most > len(K) // 8 or not K.any():  # Lanczos has nothing to begin with
+    """Return the ``most`` largest eigenvalues of a symmetric positive semi-definite matrix and their vectors, without those below
+    ``noise`` times the largest. A few of a large matrix are computed by Lanczos, otherwise all."""
+    if len(K) <= MANY or most > len(K) // 8 or not K.any():  # Lanczos cannot start from zeros
         values, vectors = eigh(K)
     else:
         from scipy.sparse.linalg import eigsh
@@ -176,13 +174,13 @@ class Eigenpairs(NamedTuple):
     values: Float[Tensor, " k"]
     vectors: Float[Tensor, "k n"]
     residuals: Float[Tensor, " k"]
-    products: int  # that they took, without those for the residuals
+    products: int  # number of matrix products, without those for the residuals
 
 
 def largest_eigenpairs(times: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], k: int, basis: int, tolerance: float,
                        rounds: int = 100) -> Eigenpairs:
-    """The ``k`` eigenpairs of largest absolute value of a symmetric matrix given by its products: Lanczos with restarts when
-    ``basis`` vectors are full (ARPACK)."""
+    """Return the ``k`` eigenpairs of largest absolute value of a symmetric matrix given by its products: Lanczos with restarts
+    when ``basis`` vectors are full (ARPACK)."""
     from scipy.sparse.linalg import ArpackError, ArpackNoConvergence, LinearOperator, eigsh
     products = 0
 
@@ -211,22 +209,22 @@ def largest_eigenpairs(times: Callable[[Tensor], Tensor], start: Float[Tensor, "
 
 
 def without_each(blocks: Float[Tensor, "v g g"]) -> Float[Tensor, "v g"]:
-    """The sum of all blocks without the row and the column of each group."""
+    """Sum of all blocks without the row and the column of each group."""
     return blocks.sum((1, 2))[:, None] - blocks.sum(1) - blocks.sum(2) + blocks.diagonal(dim1=1, dim2=2)
 
 
-EACH = 3e-2  # error of a largest eigenvalue with a group left out, as a share of how far these values lie apart
-APART = 1e-4  # share of an eigenvalue: values that lie closer together are not told apart in single precision
-EXACT = 128  # rows up to which all eigenvalues of every set are as quick
-AT_LAST = 1024  # rows up to which all eigenvalues of every set are computed where the largest one is not found otherwise
+EACH = 3e-2  # error of a largest eigenvalue with a group left out, relative to the spread of these values
+APART = 1e-4  # relative distance below which eigenvalues cannot be separated in single precision
+EXACT = 128  # rows up to which computing all eigenvalues of every set is as fast
+AT_LAST = 1024  # rows up to which all eigenvalues of every set are computed if iterations do not converge
 
 
 def top_of_each(K: Float[Tensor, "r r"], keep: NDArray[np.float64], whole: Leading | None = None, centred: bool = True,
                 steps: int = 50) -> list[float]:
-    """The largest eigenvalue of C K C on each set of rows (``keep`` "g r" is 1 on its rows and 0 elsewhere; C removes their mean,
-    or nothing if not ``centred``), with the few digits that standard errors need: by ``ritz`` from the ``whole`` matrix's leading
-    vectors, in single precision unless the values are too close together for it. Where it takes too many steps, all eigenvalues
-    of a small matrix are computed."""
+    """Largest eigenvalue of C K C on each set of rows (``keep`` "g r" is 1 on its rows and 0 elsewhere; C removes their mean if
+    ``centred``), with the few digits that standard errors need. It uses ``ritz``, started from the leading vectors of the
+    ``whole`` matrix, in single precision unless the values are too close together. If it takes too many steps, all eigenvalues of
+    a small matrix are computed."""
     if len(K) > EXACT:
         whole = leading(K, centred) if whole is None else whole
         if whole.vectors is None or whole.rough is None:
@@ -241,7 +239,7 @@ def top_of_each(K: Float[Tensor, "r r"], keep: NDArray[np.float64], whole: Leadi
 
 
 def _top_of_set(K: Float[Tensor, "r r"], rows: Tensor, centred: bool, sure: bool) -> float:
-    """All eigenvalues of a set, or only the largest where these take too long."""
+    """Compute all eigenvalues of a set, or only the largest if that takes too long; return the largest."""
     part = K[rows][:, rows]
     if not sure:
         return leading(part, centred, most=1).value
@@ -250,14 +248,14 @@ def _top_of_set(K: Float[Tensor, "r r"], rows: Tensor, centred: bool, sure: bool
 
 
 def _ritz_on_rows(K: NDArray[Any], keep: NDArray[Any], vectors: NDArray[Any], centred: bool, steps: int) -> list[float] | None:
-    """The largest eigenvalues on sets of rows; None where so many steps are not enough."""
-    found = ritz(lambda X: product(X.reshape(-1, len(K)), K).reshape(X.shape), keep.astype(K.dtype),
+    """Largest eigenvalues on sets of rows; None if ``steps`` steps are not enough."""
+    result = ritz(lambda X: product(X.reshape(-1, len(K)), K).reshape(X.shape), keep.astype(K.dtype),
                  vectors.astype(K.dtype)[None], centred, steps)
-    return found.values.tolist() if found.close else None
+    return result.values.tolist() if result.close else None
 
 
 class Ritz(NamedTuple):
-    """Largest eigenvalues on sets of rows, whether they are close enough, and leading vectors of each set."""
+    """Largest eigenvalues on sets of rows, whether they are accurate enough, and leading vectors of each set."""
 
     values: NDArray[Any]  # "g"
     close: bool
@@ -266,9 +264,9 @@ class Ritz(NamedTuple):
 
 def ritz(times: Callable[[NDArray[Any]], NDArray[Any]], keep: NDArray[Any], start: NDArray[Any], centred: bool = True,
          steps: int = 50, tolerance: float = 1e-12, each: float = EACH, kept: int = 1) -> Ritz:
-    """The largest eigenvalue of C K C on each set of rows ``keep`` "g r", by Rayleigh and Ritz on the vectors ``start`` "1 p r"
-    or "g p r" and on their residuals, which are added until every value is close to an eigenvalue, or for so many ``steps``:
-    within ``tolerance`` of it, or within the share ``each`` of how far the values lie apart. ``times`` multiplies by K."""
+    """Largest eigenvalue of C K C on each set of rows ``keep`` "g r", by Rayleigh-Ritz on the vectors ``start`` "1 p r" or "g p
+    r". Their residuals are added until every value is within ``tolerance`` of an eigenvalue, or within the share ``each`` of the
+    spread of the values, or for ``steps`` steps. ``times`` multiplies by K."""
     means = (keep / keep.sum(1, keepdims=True))[:, :, None]
 
     def on_sets(X: NDArray[Any]) -> NDArray[Any]:
@@ -290,19 +288,19 @@ def ritz(times: Callable[[NDArray[Any]], NDArray[Any]], keep: NDArray[Any], star
 
 
 def _ritz_values(Z: NDArray[Any], KZ: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Eigenvalues "g p" of a matrix on the span of each set's vectors "g p r", an orthonormal basis of each span, and the
+    """Return Ritz values "g p" of a matrix on the span of each set's vectors "g p r", an orthonormal basis of each span, and the
     eigenvectors in it."""
     rounding = 1e-12 if Z.dtype == np.float64 else 1e-6
     squares, turns = np.linalg.eigh((Z @ Z.swapaxes(1, 2)).astype(float))
-    there = squares > rounding * squares[:, -1:]
-    basis = turns * (there / np.sqrt(np.where(there, squares, 1.0)))[:, None]
+    independent = squares > rounding * squares[:, -1:]
+    basis = turns * (independent / np.sqrt(np.where(independent, squares, 1.0)))[:, None]
     M = basis.swapaxes(1, 2) @ (Z @ KZ.swapaxes(1, 2)).astype(float) @ basis
     values, vectors = np.linalg.eigh((M + M.swapaxes(1, 2)) / 2)
     return values, basis, vectors
 
 
 def _close(values: NDArray[Any], residuals: NDArray[Any], tolerance: float, each: float) -> bool:
-    """Are the largest eigenvalues "g p" known well enough?"""
+    """Whether the largest eigenvalues "g p" are accurate enough."""
     tops, gaps = values[:, -1], values[:, -1] - values[:, -2] if values.shape[1] > 1 else np.zeros_like(residuals)
     errors = np.where(gaps > residuals, residuals ** 2 / np.maximum(gaps, 1e-300), residuals)
     apart = each * np.abs(tops - tops.mean()).max()
@@ -313,30 +311,30 @@ def _close(values: NDArray[Any], residuals: NDArray[Any], tolerance: float, each
 
 
 def haar(n: int, draw: np.random.Generator) -> NDArray[np.float64]:
-    """A uniformly random orthogonal matrix: the Q of a Gaussian matrix, its signs made those of R's diagonal."""
+    """Draw a uniformly random orthogonal matrix: the Q of a Gaussian matrix, with signs from R's diagonal."""
     Q, R = np.linalg.qr(draw.standard_normal((n, n)))
     return np.asarray(Q * np.sign(np.diag(R)))
 
 
 # ---------------------------------------------------------------------------------------------------------- similarity
-# How alike two sets of features are: the centred kernel alignment of their linear kernels by the debiased estimator, of all rows
+# Similarity of two sets of features: the centred kernel alignment of their linear kernels by the debiased estimator, for all rows
 # and with each group of rows left out.
 #
-# HSIC is estimated without bias by the inner product of Gram matrices without their diagonals that are centred accordingly
-# [Song et al. 2012, Eq. 5]. That is an inner product still, so the cosine is at most 1; no shift of the features changes it.
-# Where
-# there are fewer rows than features the Gram matrices are formed, else products of features: |X^T Y|^2 = sum_ij K_ij L_ij.
+# HSIC is estimated without bias by the inner product of Gram matrices without their diagonals, centred accordingly [Song et al.
+# 2012, Eq. 5]. This is still an inner product, so the cosine is at most 1, and no shift of the features changes it. With fewer
+# rows
+# than features the Gram matrices are formed, otherwise products of features: |X^T Y|^2 = sum_ij K_ij L_ij.
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Features of some rows, and the group that each row belongs to."""
+    """Features of some rows, and the group of each row."""
 
     X: Float[Tensor, "n d"]
     group: Int[Tensor, " n"]
     groups: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "X", self.X - self.X.mean(0))  # changes nothing but the rounding
+        object.__setattr__(self, "X", self.X - self.X.mean(0))  # changes only rounding errors
 
     @cached_property
     def member(self) -> Float[Tensor, "n groups"]:
@@ -344,7 +342,7 @@ class Rows:
 
     @cached_property
     def wide(self) -> bool:
-        """Are there more features than rows? Counted in multiplications of one alignment."""
+        """Whether Gram matrices need fewer multiplications per alignment than products of features."""
         n, d = self.X.shape
         return 2 * n <= 3 * d
 
@@ -358,14 +356,14 @@ class Rows:
 
     @cached_property
     def sums(self) -> Float[Tensor, "n groups"]:
-        """sum over j of a group, j != i, of K_ij."""
+        """Sum over j of a group, j != i, of K_ij."""
         if self.wide:
             return self.gram @ self.member
         X = self.X.double()
         return X @ (X.T @ self.member) - self.squares[:, None] * self.member
 
     def products(self, other: Rows) -> Float[Tensor, " left"]:
-        """sum over i != j of K_ij L_ij: of all rows, then without each group."""
+        """Sum over i != j of K_ij L_ij: for all rows, then without each group."""
         if self.wide:
             table = self.member.T @ (self.gram * other.gram) @ self.member
             whole = table.sum()
@@ -377,7 +375,7 @@ class Rows:
         return torch.stack(entries) - torch.cat([diagonal.sum()[None], diagonal.sum() - diagonal])
 
     def hsic(self, other: Rows) -> Float[Tensor, " left"]:
-        """The debiased estimate, up to the factor 1/(n (n - 3)): of all rows, then without each group."""
+        """Debiased estimate of HSIC, up to the factor 1/(n (n - 3)): for all rows, then without each group."""
         keep = torch.cat([torch.ones_like(self.member[:, :1]), 1 - self.member], 1)
         nothing = torch.zeros_like(self.sums[:, :1])
         k, l = (keep * (r.sums.sum(1, keepdim=True) - torch.cat([nothing, r.sums], 1)) for r in (self, other))  # noqa: E741
@@ -386,38 +384,39 @@ class Rows:
 
 
 def debiased_cka(a: Rows, b: Rows, own: Float[Tensor, " left"] | None = None) -> list[float]:
-    """CKA of two sets of features of the same rows: of all rows, then without each group of them. NaN where one is constant.
-    ``own``: b.hsic(b), if it is known already.  [Kornblith et al. 2019]"""
+    """CKA of two sets of features of the same rows: for all rows, then without each group. NaN if features are constant.
+    ``own``: b.hsic(b), if already computed.  [Kornblith et al. 2019]"""
     if a.wide != b.wide:
-        raise ValueError(f"features of {a.X.shape[1]} and {b.X.shape[1]} numbers are compared in two ways; give them one")
+        raise ValueError(f"features of {a.X.shape[1]} and {b.X.shape[1]} numbers would be compared in two different ways; give "
+                         f"both the same width")
     size = a.hsic(a) * (b.hsic(b) if own is None else own)
     scale = (a.squares.sum() * b.squares.sum()).item() ** 2
     return [v / math.sqrt(s) if s > 1e-24 * scale else math.nan for v, s in zip(a.hsic(b).tolist(), size.tolist(), strict=True)]
 
 
 # ------------------------------------------------------------------------------------------------------------- spectra
-# What can be read off any kernel matrix: alignment with labels, CKA, stable rank, power laws, specialisation.
+# Statistics of any kernel matrix: alignment with labels, CKA, stable rank, power laws, specialisation.
 
-BLOCKS = 10  # of ranks, for errors of exponents
+BLOCKS = 10  # blocks of ranks for errors of exponents
 
 
 def _square(K: Tensor, name: str = "K") -> Tensor:
     if K.dim() != 2 or K.shape[0] != K.shape[1] or K.shape[0] == 0:
-        raise SelectionError(f"{name} has shape {tuple(K.shape)}; a square kernel matrix [n, n] is needed.")
+        raise SelectionError(f"{name} has shape {tuple(K.shape)}; give a square kernel matrix [n, n].")
     return K
 
 
 def alignment(K: ArrayLike, y: ArrayLike) -> float:
-    """A(K, y) = y^T K y / (|K|_F |y|^2), uncentred; for y [n,k] the mean over its columns that are not zero.
+    """Return A(K, y) = y^T K y / (|K|_F |y|^2), uncentred; for y [n,k] the mean over its non-zero columns.
     [rapid, Sec. 2]"""
     K = _square(to_tensor(K, "K"))
     y = to_tensor(y, "y").to(K.device)
     y = y[:, None] if y.dim() == 1 else y
     if y.dim() != 2 or y.shape[0] != K.shape[0]:
-        raise SelectionError(f"y has shape {tuple(y.shape)} for a kernel of {K.shape[0]} examples; [n] or [n, k] is needed.")
+        raise SelectionError(f"y has shape {tuple(y.shape)} for a kernel of {K.shape[0]} examples; give [n] or [n, k].")
     energy = (y * y).sum(0)
     A = (y * (K @ y)).sum(0) / (K.norm() * energy)
-    return A[energy > 0].mean().item()  # the mean of nothing is NaN
+    return A[energy > 0].mean().item()  # NaN if all columns are zero
 
 
 def centre(K: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
@@ -429,9 +428,10 @@ def centre(K: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
 
 
 def cka(K: ArrayLike, L: ArrayLike, debiased: bool = False) -> float:
-    """<CKC, CLC> / (|CKC| |CLC|): centred kernel alignment. Of few examples this is far from 0 for kernels that have nothing to
-    do with each other; ``debiased`` estimates each inner product without bias, from symmetric kernels, and is then about 0 (also
-    below). NaN where a kernel is constant.  [Kornblith et al. 2019; Song et al. 2012]"""
+    """Centred kernel alignment <CKC, CLC> / (|CKC| |CLC|). For few examples it is far from 0 even for unrelated kernels.
+    ``debiased`` estimates each inner product without bias, from symmetric kernels, and is then about 0 (also below). NaN if a
+    kernel is constant.
+    [Kornblith et al. 2019; Song et al. 2012]"""
     A, B = centre(_square(to_tensor(K, "K"))), centre(_square(to_tensor(L, "L"), "L"))
     if A.shape != B.shape:
         raise SelectionError(f"kernels of {len(A)} and {len(B)} examples cannot be compared.")
@@ -439,14 +439,15 @@ def cka(K: ArrayLike, L: ArrayLike, debiased: bool = False) -> float:
     if not debiased:
         return ((A * B).sum() / (A.norm() * B.norm())).item()
     if len(A) < likeness.FEWEST:
-        raise SelectionError(f"kernels of {len(A)} examples have no debiased alignment: it takes {likeness.FEWEST}. Give more.")
+        raise SelectionError(f"kernels of {len(A)} examples are too few for the debiased alignment, which needs "
+                             f"{likeness.FEWEST}.")
     a, b = (X.diagonal().cpu().numpy()[None] for X in (A, B))
     both, own_a, own_b = (np.array([(X * Y).sum().item()]) for X, Y in ((A, B), (A, A), (B, B)))
     return float(likeness.cka(both[None], own_a, own_b, a, b, debiased=True)[0, 0])
 
 
 def stable_rank(K: ArrayLike) -> float:
-    """R(K) = |K|_F^2 / |K|_2^2 = sum lambda^2 / lambda_1^2, on the kernel as it is given.  [signal, Sec. 4]"""
+    """Return R(K) = |K|_F^2 / |K|_2^2 = sum lambda^2 / lambda_1^2, for the kernel as given.  [signal, Sec. 4]"""
     K = _square(to_tensor(K, "K"))
     symmetric = (K - K.T).norm() <= 1e-12 * K.norm()
     top = torch.linalg.eigvalsh(K).abs().max().item() if symmetric else torch.linalg.matrix_norm(K, 2).item()
@@ -454,7 +455,7 @@ def stable_rank(K: ArrayLike) -> float:
 
 
 @dataclass(frozen=True)
-class PowerLaw:
+class ExponentInterval:
     """An exponent with its 95 % interval."""
 
     exponent: float
@@ -463,17 +464,17 @@ class PowerLaw:
 
 
 def power_law(values: ArrayLike, first: int = 5, last: int | None = None) -> float:
-    """The exponent b of values_k ~ k^-b: minus the log-log slope over ranks first..last (1-based; default 0.6 of all).
+    """Fit the exponent b of values_k ~ k^-b: minus the log-log slope over ranks first..last (1-based; default 0.6 of all).
     [rapid, Sec. 12]"""
     return power_law_interval(values, first, last).exponent
 
 
-def power_law_interval(values: ArrayLike, first: int = 5, last: int | None = None) -> PowerLaw:
-    """``power_law`` with its 95 % interval; values [c, ranks] are c spectra, and the exponent is the mean over them.
+def power_law_interval(values: ArrayLike, first: int = 5, last: int | None = None) -> ExponentInterval:
+    """Fit ``power_law`` with its 95 % interval; values [c, ranks] are c spectra, and the exponent is the mean over them.
 
-    Neighbours in a spectrum are not independent, so the error is that of a jackknife over BLOCKS blocks of neighbouring values:
-    it tells how far the slope hangs on a part of the spectrum. Of fewer values each is a block; fewer than three have no
-    interval (NaN)."""
+    Neighbours in a spectrum are correlated, so the error is a jackknife over BLOCKS blocks of neighbouring values: it measures
+    how much the slope depends on a part of the spectrum. With fewer values each one is a block; fewer than three have no interval
+    (NaN)."""
     from scipy.special import stdtrit
     v = to_tensor(values, "values")
     v = (v if v.dim() == 2 else v.flatten()[None]).sort(dim=1, descending=True).values
@@ -491,31 +492,31 @@ def power_law_interval(values: ArrayLike, first: int = 5, last: int | None = Non
     slopes = torch.stack([_slopes(x, y, keep & (number != block)) for block in (-1, *blocks)]).mean(1)
     whole, without, g = -slopes[0].item(), -slopes[1:], len(blocks)
     half = ((g - 1) / g * (without - without.mean()).square().sum()).sqrt().item() * float(stdtrit(g - 1, 0.975))  # 95 %
-    return PowerLaw(whole, whole - half, whole + half)
+    return ExponentInterval(whole, whole - half, whole + half)
 
 
 def _slopes(x: Float[Tensor, "c r"], y: Float[Tensor, "c r"], keep: Bool[Tensor, "c r"]) -> Float[Tensor, " c"]:
-    """Least-squares slopes over the kept ranks; NaN where fewer than two are left."""
+    """Least-squares slopes over the selected ranks; NaN if fewer than two are left."""
     few = keep.sum(1, keepdim=True)
     x = (x - (x * keep).sum(1, keepdim=True) / few) * keep
     return torch.where(few[:, 0] < 2, float("nan"), (x * y).sum(1) / (x * x).sum(1))
 
 
 def specialisation(K_diagonal: ArrayLike, Y: ArrayLike) -> Array:
-    """KSM[c, c'] = A(K^cc, y^c') / mean over c'' of A(K^c''c'', y^c'): rows are kernels [k,n,n], columns labels [n,k].
+    """Return KSM[c, c'] = A(K^cc, y^c') / mean over c'' of A(K^c''c'', y^c'): rows are kernels [k,n,n], columns labels [n,k].
     Each column has mean 1.  [rapid, Sec. 15]"""
     K = to_tensor(K_diagonal, "K_diagonal")
     y = to_tensor(Y, "Y").to(K.device)
     if K.dim() != 3 or y.dim() != 2 or K.shape[1] != K.shape[2] or y.shape != K.shape[1::-1]:
-        raise SelectionError(f"kernels {tuple(K.shape)} and labels {tuple(y.shape)}: [k, n, n] and [n, k] are needed, "
-                             f"a kernel and a column of labels for each output.")
+        raise SelectionError(f"kernels {tuple(K.shape)} and labels {tuple(y.shape)}: give [k, n, n] and [n, k], "
+                             f"with a kernel and a column of labels for each output.")
     A = torch.einsum("na,cnm,ma->ca", y, K, y) / (K.flatten(1).norm(dim=1)[:, None] * (y * y).sum(0))
     return like(A / A.mean(0), K_diagonal, Y)
 
 
 def quotient(a: Any, b: Any) -> Any:
-    """a / b of numbers or arrays, and NaN (not an error, not infinity, not 0) where it is 0/0 or b is 0 or infinite."""
+    """Divide numbers or arrays, with NaN (no error, infinity or 0) for 0/0 and where b is 0 or infinite."""
     if not isinstance(b, np.ndarray):
         return a / b if b and math.isfinite(b) else math.nan
-    there = (b != 0) & np.isfinite(b)
-    return np.where(there, a / np.where(there, b, 1.0), np.nan)
+    defined = (b != 0) & np.isfinite(b)
+    return np.where(defined, a / np.where(defined, b, 1.0), np.nan)

@@ -1,5 +1,5 @@
-"""Conformance tests for people who extend Richter: ``check_layer``, ``check_measure``, ``check_theory``, ``check_kernel`` and
-``check_experiment`` raise AssertionError with a sentence that says what is wrong."""
+"""Conformance tests for extensions of Richter: ``check_layer``, ``check_measure``, ``check_theory``, ``check_kernel`` and
+``check_experiment`` raise AssertionError with a sentence that names the fault."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from richter.models import mlp
 from richter.report.drawing import faults
 from richter.theory import Theory
 
-EXAMPLES = 66  # on which measures are checked: features are compared on 64 at least
+EXAMPLES = 66  # examples on which measures are checked; feature comparisons need at least 64
 __all__ = ["check_experiment", "check_kernel", "check_layer", "check_measure", "check_theory"]
 
 
 def check_experiment(e: Experiment, store: str | Path, *, run: bool = True) -> None:
-    """Is ``e`` a whole experiment? Its settings are one frozen dataclass, every claim says where its bar comes from and has a
-    control, and (with ``run``) at the small scale every claim holds, every control fails, and the figures are drawn."""
+    """Check that ``e`` is a complete experiment. Its settings are one frozen dataclass, and every claim has a source for its bar
+    and a control. With ``run``, every claim holds at the small scale, every control fails, and the figures are drawn."""
     _require(dataclasses.is_dataclass(e.smoke) and type(e.smoke) is type(e.paper)
              and vars(type(e.smoke))["__dataclass_params__"].frozen,
              f"{e.name}: smoke and paper must be settings of one frozen dataclass.")
@@ -96,10 +96,10 @@ def _check_claim(e: Experiment, c: Claim) -> None:
 
 
 def check_layer(layer: nn.Module, x: Tensor, name: str = "layer") -> None:
-    """Is the registered view of ``layer`` right? ``x``: a batch of at least two examples that it accepts.
+    """Check that the registered view of ``layer`` is correct. ``x``: a valid batch of at least two examples.
 
-    Checked: every weight entry is in a map once; z = W h (+ b) rebuilds what the layer returns; h and g rebuild
-    autograd's gradient; the tangent kernel equals per-example gradients.
+    Checks: every weight entry is in exactly one map; z = W h (+ b) rebuilds the layer's output; h and g rebuild autograd's
+    gradient; the tangent kernel equals per-example gradients.
     """
     _require(len(x) >= 2, f"x has {len(x)} examples; at least two are needed to see which axis they are on.")
     model = nn.Sequential()
@@ -110,25 +110,25 @@ def check_layer(layer: nn.Module, x: Tensor, name: str = "layer") -> None:
     _check_cover(layer, view)
     with quiet(model):
         state = state_of(model)
-        found = survey(model, x, state)
-        seen = forward(model, x, state)
-        _require(not any(k in found.notes for k in (name, *(f"{name}.{s}" for s in view))),
+        layer_survey = survey(model, x, state)
+        recorded = forward(model, x, state)
+        _require(not any(k in layer_survey.notes for k in (name, *(f"{name}.{s}" for s in view))),
                  "the captured inputs and outputs do not rebuild the gradient: "
-                 + "; ".join(remark.text for remark in found.notes.values()))
-        for c in seen.calls:
-            info = found.maps[c.name]
+                 + "; ".join(remark.text for remark in layer_survey.notes.values()))
+        for c in recorded.calls:
+            info = layer_survey.maps[c.name]
             _require(bool(info.layouts), f"map {c.name!r}: the examples cannot be found on one axis of what outputs() returns.")
             h = by_example(c.inputs(), len(x), info.layouts[0])
             _require(h.shape[0] == len(x), f"inputs() of {c.name!r} gives {tuple(h.shape)}; examples must come first.")
-        _check_affine(seen.calls, seen.f)
-    K = ntk(model, x, outputs="full")
+        _check_affine(recorded.calls, recorded.f)
+    K = ntk(model, x, form="full")
     exact = _kernel_by_autograd(model, x)
     error = ((K - exact).norm() / exact.norm()).item() if exact.norm() else K.norm().item()
     _require(error < 1e-4, f"the tangent kernel differs from per-example gradients by {error:.2g} (relative).")
 
 
 def _check_cover(layer: nn.Module, view: View) -> None:
-    """Check that every entry of a weight is in one map, once."""
+    """Check that every entry of a weight is in exactly one map."""
     weights: dict[str, list[Tensor]] = {}
     for suffix, m in view.items():
         weight = getattr(layer, m.weight)
@@ -141,11 +141,11 @@ def _check_cover(layer: nn.Module, view: View) -> None:
 
 
 def _check_affine(calls: list[Call], z: Tensor) -> None:
-    """Check that z - W h is the same at every position: the bias."""
+    """Check that z - W h, the bias, is equal at all positions."""
     for c in calls:
         m, h, W = c.map, c.inputs(), c.map.matrix(c.module, c.weight.detach())
         if m.outputs(c.module, z.detach()).numel() > z.numel():
-            continue  # patches that overlap: z has only their sum
+            continue  # overlapping patches, of which z contains only the sum
         if m.kind == "lookup":
             wh = W.T[h.clamp(min=0)]
         elif m.kind == "diagonal":
@@ -166,20 +166,20 @@ def _kernel_by_autograd(model: nn.Module, x: Tensor) -> Tensor:
     for i in range(len(x)):
         f = model(x[i:i + 1]).flatten()
         for o in f:
-            found = torch.autograd.grad(o, parameters, retain_graph=True, allow_unused=True)
+            gradients = torch.autograd.grad(o, parameters, retain_graph=True, allow_unused=True)
             rows.append(torch.cat([(torch.zeros_like(p) if d is None else d.to_dense()).flatten()
-                                   for p, d in zip(parameters, found, strict=True)]))
+                                   for p, d in zip(parameters, gradients, strict=True)]))
     J = torch.stack(rows)
     return (J @ J.T).view(len(x), len(f), len(x), len(f))
 
 
 def check_measure(*measures: Measure) -> None:
-    """Does a measure obey the laws of the instrument? Checked on small networks, at the second of two snapshots, with held-out
-    examples: it gives numbers within its bounds and NaN only with a note; neither the size of chunks nor the order of examples
-    changes them; it has a reference. Several are measured together, which is faster."""
+    """Check that measures obey the laws of the instrument, on small networks, at the second of two snapshots, with held-out
+    examples. Values are within the bounds, and NaN only with a note. Neither the chunk size nor the order of examples changes
+    them. Each measure has a reference. Checking several measures together is faster."""
     _require(bool(measures), "check_measure() checks nothing: give it a measure.")
     for m in measures:
-        _require(m.card.ref is not None, f"{m.name}: a measure says where it comes from: card=Card('title', ref=Ref('paper', "
+        _require(m.card.ref is not None, f"{m.name}: a measure needs a reference: card=Card('title', ref=Ref('paper', "
                                          f"'Eq. 1')).")
     draw = torch.Generator().manual_seed(0)
     convolution = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), mlp([64, 3], seed=1))
@@ -189,7 +189,7 @@ def check_measure(*measures: Measure) -> None:
         y = torch.arange(EXAMPLES) % 3
         start = {k: v + 0.1 * torch.randn(v.shape, generator=draw, dtype=v.dtype) for k, v in model.state_dict().items()}
         aside = (torch.randn(EXAMPLES, *shape, generator=draw, dtype=torch.float64), y)
-        snap = _second(measures, model, start, Probe(x, y, kernel=None, weight_decay=0.1, held_out=aside))
+        snap = _second(measures, model, start, Probe(x, y, kernel_examples=None, weight_decay=0.1, held_out=aside))
         for m in measures:
             rows = [r for r in snap.rows if r.measure == m.name]
             _require(len(rows) > 0, f"{m.name}: no layer got a row.")
@@ -199,7 +199,7 @@ def check_measure(*measures: Measure) -> None:
                 _require(not math.isfinite(r.value) or r.value in m.card.bounds.widened(1e-9 * (1 + abs(r.value))),
                          f"{m.name} of {r.layer!r} is {r.value}, outside its bounds {m.card.bounds}.")
         order = torch.randperm(EXAMPLES, generator=draw)
-        options: dict[str, Any] = {"kernel": None, "weight_decay": 0.1, "held_out": aside}
+        options: dict[str, Any] = {"kernel_examples": None, "weight_decay": 0.1, "held_out": aside}
         for what, other in (("the size of chunks", Probe(x, y, chunk=7, **options)),
                             ("the order of examples", Probe(x[order], y[order], **options))):
             for a, b in zip(snap.rows, _second(measures, model, start, other).rows, strict=True):
@@ -221,17 +221,17 @@ def _second(measures: Sequence[Measure], model: nn.Module, start: Mapping[str, T
 
 
 def check_theory(theory: Theory) -> None:
-    """Is the closed form what the simulation shows, and would a wrong one be noticed?
+    """Check that the closed form agrees with the simulation, and that a wrong one would be noticed.
 
-    Checked: in every case, and for every seed, |predict - simulate| <= tolerance |simulate| for each array that they return;
-    ``simulate`` runs no function of a theory that ``predict`` runs; and with each keyword of ``perturb`` at its wrong value,
-    ``predict`` misses some case.
-    """
+    Checks: in every case, and for every seed, |predict - simulate| <= tolerance |simulate| for each returned array; ``simulate``
+    calls no function of a theory that ``predict`` calls; and with each keyword of ``perturb`` at its wrong value, ``predict``
+    misses some case. """
     name, tolerance, cases = theory.name, theory.tolerance, list(theory.cases())
-    _require(bool(cases) and bool(theory.perturb), f"{name}: a case is needed, and a constant of predict with a wrong value.")
+    _require(bool(cases) and bool(theory.perturb), f"{name}: give at least one case, and a constant of predict with a wrong "
+                                                   f"value.")
     keywords = inspect.signature(theory.predict).parameters
     for constant in theory.perturb:
-        _require(constant in keywords, f"{name}: {constant!r} is to be perturbed, and is no keyword of predict, which has "
+        _require(constant in keywords, f"{name}: perturb names {constant!r}, which is not a keyword of predict. It has "
                                        f"{', '.join(keywords)}.")
     simulations, run_by_both = [], set()
     for i, case in enumerate(cases):
@@ -243,8 +243,8 @@ def check_theory(theory: Theory) -> None:
             error = _distance(predicted, simulated)
             _require(error <= tolerance, f"{name}, case {i}: prediction and simulation differ by {error:.3g} (relative); "
                                          f"{tolerance:g} is allowed.")
-    _require(not run_by_both, f"{name}: simulate runs what predict runs ({', '.join(sorted(run_by_both))}): that they agree is "
-                              f"no evidence.")
+    _require(not run_by_both, f"{name}: simulate runs what predict runs ({', '.join(sorted(run_by_both))}), so their agreement "
+                              f"is no evidence.")
     for constant, wrong in theory.perturb.items():
         worst = np.max([_distance(theory.predict(*case, **{constant: wrong}), simulated) for case, simulated in simulations])
         _require(not worst <= tolerance, f"{name}: with {constant}={wrong!r} the prediction still agrees within {tolerance:g} "
@@ -253,9 +253,9 @@ def check_theory(theory: Theory) -> None:
 
 
 def _run(function: Callable[..., Any], case: tuple[Any, ...], **options: Any) -> tuple[Any, set[CodeType]]:
-    """Call a function; return its result and the functions of theories that it ran (except those that read arguments)."""
-    ran: dict[int, tuple[CodeType, str]] = {}  # by identity: to compare codes takes longer than most of what is called
-    own = function.func.__module__ if isinstance(function, functools.partial) else function.__module__
+    """Call a function; return its result and the functions of theories that it called (except those that read arguments)."""
+    ran: dict[int, tuple[CodeType, str]] = {}  # by identity, because comparing code objects takes longer than most calls
+    own_module = function.func.__module__ if isinstance(function, functools.partial) else function.__module__
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and id(frame.f_code) not in ran:
@@ -267,12 +267,12 @@ def _run(function: Callable[..., Any], case: tuple[Any, ...], **options: Any) ->
         result = function(*case, **options)
     finally:
         sys.setprofile(before)
-    return result, {code for code, module in ran.values() if (module == own or module.startswith("richter.theory."))
+    return result, {code for code, module in ran.values() if (module == own_module or module.startswith("richter.theory."))
                     and module != "richter.theory.arrays" and not code.co_name.startswith("__")}
 
 
 def _distance(predicted: Any, simulated: Any) -> float:
-    """The largest |p - s| / |s| of the arrays in two results; NaN if there is a NaN."""
+    """Largest |p - s| / |s| of the arrays in two results; NaN if there is a NaN."""
     errors = []
     for p, s in zip(_arrays(predicted), _arrays(simulated), strict=True):
         _require(p.shape == s.shape, f"prediction and simulation have shapes {p.shape} and {s.shape}.")

@@ -1,6 +1,6 @@
-"""The commands, one file for each: it offers ``COMMAND`` and imports what is heavy when it is called.
+"""The commands, one file each. A file defines ``COMMAND`` and imports heavy packages only when the command runs.
 
-    richter.commands.add(Command("mine", "Say hello.", do=hello))        # one of your own, before richter.cli.main()
+    richter.commands.add(Command("mine", "Say hello.", do=hello))        # add your own, before richter.cli.main()
 """
 
 from __future__ import annotations

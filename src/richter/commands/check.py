@@ -18,24 +18,24 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("pattern", nargs="?", default="*", help="names of experiments, e.g. 'nfa_*' (default: all)")
     checking.arguments(p)
     p.add_argument("--controls", action="store_true", help="also run the case on which each claim must fail")
-    p.add_argument("--start", action="store_true", help="only see that the paper's scale of each starts: one step")
-    p.add_argument("--record", action="store_true", help="keep the results in the ledger (for developers)")
+    p.add_argument("--start", action="store_true", help="only test that each starts at the paper's scale: one step")
+    p.add_argument("--record", action="store_true", help="write the results into the ledger (for developers)")
 
 
-def do(given: argparse.Namespace) -> int:
+def do(args: argparse.Namespace) -> int:
     from richter.core import unknown
     from richter.experiments import get, names
-    chosen = fnmatch.filter(names(), given.pattern)
+    chosen = fnmatch.filter(names(), args.pattern)
     if not chosen:
-        raise unknown("Richter", "experiment", given.pattern, names())
+        raise unknown("Richter", "experiment", args.pattern, names())
     experiments = [get(name) for name in chosen]
-    if given.start:
-        return _start(experiments, given)
-    return checking.check_all(experiments, given, {}, lenient=True, with_controls=given.controls)
+    if args.start:
+        return _start(experiments, args)
+    return checking.check_all(experiments, args, {}, lenient=True, with_controls=args.controls)
 
 
-def _start(experiments: Iterable[Experiment], given: argparse.Namespace) -> int:
-    """One step of each at the paper's scale."""
+def _start(experiments: Iterable[Experiment], args: argparse.Namespace) -> int:
+    """Run one step of each experiment at the paper's scale."""
     from richter.core import RichterError
     from richter.experiments.running import start
     failed = False
@@ -44,7 +44,7 @@ def _start(experiments: Iterable[Experiment], given: argparse.Namespace) -> int:
             print(f"{e.name}: skipped, {missing}")
             continue
         try:
-            start(e, options.chosen_store(given))
+            start(e, options.chosen_store(args))
             print(f"{e.name}: starts at the paper's scale")
         except RichterError as why:
             failed = True

@@ -1,4 +1,4 @@
-"""What `run` and `check` share: experiments are run, and every claim is held against its bar."""
+"""Shared parts of `run` and `check`: run experiments and compare every claim with its bar."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
     from richter.experiments.frame import Experiment
     from richter.experiments.running import Checked
 
-SMOKE_MINUTES = 1.5  # of the processor, for one experiment and its controls; for all of them together:
+SMOKE_MINUTES = 1.5  # CPU minutes, for one experiment and its controls; for all of them together:
 SMOKE_MINUTES_OF_ALL = 90
 OUTCOMES = {"fails": "fails, as it must", "fails on average": "fails on average only", "holds": "HOLDS, and must not",
-            "invalid": "INVALID: without a number it proves nothing"}
+            "invalid": "INVALID: no number, so it proves nothing"}
 
 
 def arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--scale", choices=("smoke", "paper"), default="smoke", help="a minute at most, or the paper's own sizes")
-    p.add_argument("--store", type=Path, help="where runs are kept (default: RICHTER_RUNS, or runs)")
+    p.add_argument("--scale", choices=("smoke", "paper"), default="smoke", help="about a minute, or the paper's own sizes")
+    p.add_argument("--store", type=Path, help="folder of the runs (default: RICHTER_RUNS, or runs)")
     p.add_argument("--workers", type=int, default=1, help="processes")
-    p.add_argument("--fresh", action="store_true", help="run again what was finished before")
+    p.add_argument("--fresh", action="store_true", help="repeat finished runs")
     options.machine(p)
 
 
-def check_all(experiments: Iterable[Experiment], given: argparse.Namespace, changes: Mapping[str, Any], *, lenient: bool,
+def check_all(experiments: Iterable[Experiment], args: argparse.Namespace, changes: Mapping[str, Any], *, lenient: bool,
               with_controls: bool = False) -> int:
-    """Run experiments and print what became of their claims; the exit code. ``lenient``: one that lacks its data is skipped, one
-    that breaks is reported, and the others go on."""
+    """Run experiments, print their claims, and return the exit code. ``lenient``: skip an experiment without data, report one
+    that raises an error, and continue."""
     from richter.core import RichterError
     failed, reports = False, list[dict[str, Any]]()
     for e in experiments:
-        if lenient and (missing := lacking(e, given.scale)):
+        if lenient and (missing := lacking(e, args.scale)):
             print(f"{e.name}: skipped, {missing}", file=sys.stderr)
             reports.append({"experiment": e.name, "skipped": missing})
             continue
         try:
-            holds, report = _checked(e, given, changes, with_controls)
+            holds, report = _checked(e, args, changes, with_controls)
         except RichterError as why:
             if not lenient:
                 raise
@@ -50,38 +50,38 @@ def check_all(experiments: Iterable[Experiment], given: argparse.Namespace, chan
             holds, report = False, {"experiment": e.name, "error": str(why)}
         failed |= not holds
         reports.append(report)
-    if given.json:
+    if args.json:
         print(as_json(reports))
     elif with_controls:
         minutes = sum(report.get("cpu_minutes_with_controls", 0.0) for report in reports)
         print(f"{minutes:.1f} CPU-minutes with all controls" + (
-            f" (at smoke scale at most {SMOKE_MINUTES_OF_ALL})" if given.scale == "smoke" else ""))
-    return int(failed or all("skipped" in report for report in reports))  # what was not checked has not passed
+            f" (at smoke scale at most {SMOKE_MINUTES_OF_ALL})" if args.scale == "smoke" else ""))
+    return int(failed or all("skipped" in report for report in reports))  # a check in which everything was skipped has not passed
 
 
-def _checked(e: Experiment, given: argparse.Namespace, changes: Mapping[str, Any], with_controls: bool
+def _checked(e: Experiment, args: argparse.Namespace, changes: Mapping[str, Any], with_controls: bool
              ) -> tuple[bool, dict[str, Any]]:
-    """Whether every claim of one experiment holds (and fails on its control), and the record of it."""
+    """Return whether every claim of one experiment holds (and fails on its control), and the record of the experiment."""
     from richter.experiments import running
     from richter.experiments.ledger import compared, keep
-    store = options.chosen_store(given)
-    checked = running.check(e, given.scale, store, workers=given.workers, fresh=given.fresh, changes=changes)
+    store = options.chosen_store(args)
+    checked = running.check(e, args.scale, store, workers=args.workers, fresh=args.fresh, changes=changes)
     if with_controls:
-        checked = running.with_controls(checked, store, workers=given.workers)
+        checked = running.with_controls(checked, store, workers=args.workers)
     summary, ledger = running.summarise(checked, store), "" if changes else compared(e, checked.record)
-    if not given.json:
+    if not args.json:
         print(f"{_shown(checked)}\n{ledger}".rstrip())
         print(f"{summary.folder}: {', '.join(f'{k}.svg' for k in e.figures) or 'no figure'}")
-        print("".join(f"drawing to be mended: {fault}\n" for fault in summary.faults))
-    if given.record:
+        print("".join(f"incomplete drawing: {fault}\n" for fault in summary.faults))
+    if args.record:
         keep(checked.record)
-    lacking = bool(summary.faults) and not changes  # a drawing that other settings leave empty is no fault
+    lacking = bool(summary.faults) and not changes  # other settings may leave a drawing empty, which is no fault
     return not (checked.failed or lacking), {**checked.record, "cpu_minutes_with_controls": checked.minutes, "ledger": ledger,
                                 "faults_of_drawings": summary.faults}
 
 
 def lacking(e: Experiment, scale: str) -> str:
-    """What has to be fetched before it can run."""
+    """Return the command that fetches the missing data of an experiment; empty if none is missing."""
     from richter.tasks import store
     cached = {entry.name for entry in store.available() if entry.cached}
     missing = [name for name in (*e.data, *(e.more_data if scale == "paper" else ())) if name not in cached]

@@ -11,9 +11,9 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("shell", choices=("bash", "zsh", "tcsh"))
 
 
-def do(given: argparse.Namespace) -> int:
+def do(args: argparse.Namespace) -> int:
     import shtab
-    print(shtab.complete(parser(listed=True), shell=given.shell))
+    print(shtab.complete(parser(listed=True), shell=args.shell))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Fetch, list and find the data sets."""
+"""Fetch, list and locate the data sets."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def _name(p: argparse.ArgumentParser) -> None:
     p.add_argument("name")
 
 
-def _fetch(given: argparse.Namespace) -> int:
+def _fetch(args: argparse.Namespace) -> int:
     from richter.tasks import store
-    for name in given.name:
+    for name in args.name:
         print(store.fetch(name))
     return 0
 
 
-def _list(given: argparse.Namespace) -> int:
+def _list(args: argparse.Namespace) -> int:
     from richter.core import show_bytes
     from richter.tasks import store
     sets = store.available()
-    if given.json:
+    if args.json:
         print(as_json([{**e._asdict(), "where": str(e.where)} for e in sets]))
         return 0
     print(table([("data set", "here", "size", "licence"),
@@ -37,9 +37,9 @@ def _list(given: argparse.Namespace) -> int:
     return 0
 
 
-def _where(given: argparse.Namespace) -> int:
+def _where(args: argparse.Namespace) -> int:
     from richter.tasks import store
-    print(store.need(given.name))
+    print(store.need(args.name))
     return 0
 
 

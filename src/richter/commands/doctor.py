@@ -1,4 +1,4 @@
-"""Say whether a run learned, is lazy or rich, which layers learn, and what to turn."""
+"""Diagnose a run: whether it learned, whether it is lazy or rich, which layers learn, and what to change."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def arguments(p: argparse.ArgumentParser) -> None:
     options.machine(p)
 
 
-def do(given: argparse.Namespace) -> int:
+def do(args: argparse.Namespace) -> int:
     from richter.instrument.verdict import diagnose
     from richter.runs import Run
-    verdict = diagnose(Run(given.run))
-    print(as_json(verdict.to_json()) if given.json else visible(str(verdict)))
+    verdict = diagnose(Run(args.run))
+    print(as_json(verdict.to_json()) if args.json else visible(str(verdict)))
     return 0
 
 

@@ -14,16 +14,16 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("-o", "--output", type=Path, required=True, help=".csv or .parquet")
 
 
-def do(given: argparse.Namespace) -> int:
+def do(args: argparse.Namespace) -> int:
     from richter.core import StoreError
     from richter.runs import Run
-    run, kind = Run(given.run), given.output.suffix
+    run, kind = Run(args.run), args.output.suffix
     if kind not in (".csv", ".parquet"):
-        raise StoreError(f"{given.output}: the name must end in .csv or .parquet, which says how it is written.")
-    if not given.output.resolve().parent.is_dir():
-        raise StoreError(f"the folder {given.output.parent} does not exist; {given.output.name} cannot be written there.")
-    (run.to_csv if kind == ".csv" else run.to_parquet)(given.output)
-    print(f"{given.output}: {len(run.table):,} rows", file=sys.stderr)
+        raise StoreError(f"{args.output}: the name must end in .csv or .parquet, which decides the format.")
+    if not args.output.resolve().parent.is_dir():
+        raise StoreError(f"the folder {args.output.parent} does not exist, so {args.output.name} cannot be written there.")
+    (run.to_csv if kind == ".csv" else run.to_parquet)(args.output)
+    print(f"{args.output}: {len(run.table):,} rows", file=sys.stderr)
     return 0
 
 

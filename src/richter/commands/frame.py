@@ -1,4 +1,4 @@
-"""What a command is, and the parser that is made of all of them."""
+"""The class ``Command``, and the parser that is built from all commands."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from richter.commands import CATALOGUE
 
 @dataclass(frozen=True)
 class Command:
-    """One word of the command line.
+    """One command of the command line.
 
-    ``text`` says what it does, usually the docstring of the file: its first line, one sentence, stands in the table of contents,
-    all of it in the command's own help. ``arguments(parser)`` adds its arguments; ``do(given)`` does it with those that were
-    given, and returns the exit code. A command with ``parts`` is a family: `richter data fetch`. In the table of contents
-    commands stand by ``group``; the smallest ``place`` comes first, among groups and within them.
+    ``text`` describes it, usually with the docstring of its file. Its first line, one sentence, is shown in the table of
+    contents, and all of it in the command's own help. ``arguments(parser)`` adds the arguments. ``do(args)`` runs the command
+    with the parsed arguments and returns the exit code. A command with ``parts`` is a family: `richter data fetch`. The table of
+    contents is sorted by ``group`` and ``place``, smallest first.
     """
 
     name: str
@@ -33,13 +33,13 @@ class Command:
 
     @property
     def summary(self) -> str:
-        """The first sentence as it stands in a list: "fetch, list and find the data sets"."""
+        """Return the first sentence as shown in a list: "fetch, list and locate the data sets"."""
         first = (self.text or "").strip().partition("\n")[0].removesuffix(".")
         return first[:1].lower() + first[1:]
 
 
 def parser(listed: bool = False) -> argparse.ArgumentParser:
-    """Of the whole command line. ``listed``: argparse lists the commands too, which is where completion looks for them."""
+    """Build the parser of the whole command line. ``listed``: argparse lists the commands too, as shell completion needs."""
     commands = sorted(CATALOGUE.all().values(), key=lambda c: (not c.group, c.place))
     top = argparse.ArgumentParser(prog="richter", usage="richter COMMAND ...", epilog=contents(commands),
                                   description="Richter measures how rich training is.",
@@ -53,7 +53,7 @@ def parser(listed: bool = False) -> argparse.ArgumentParser:
 
 
 def contents(commands: Iterable[Command]) -> str:
-    """The table of contents: what each command does, by groups."""
+    """Return the table of contents: each command with its summary, by groups."""
     groups: dict[str, list[str]] = {}
     for c in commands:
         groups.setdefault(c.group, []).append(f"  {c.name:<10}  {c.summary}")
@@ -61,8 +61,8 @@ def contents(commands: Iterable[Command]) -> str:
     return "\n\n".join([*blocks, "`richter COMMAND --help` shows the options and examples of each."])
 
 
-def _add(below: Any, command: Command) -> None:  # argparse's own type for what add_subparsers returns is private
-    """A parser with examples, and those of the command's parts."""
+def _add(below: Any, command: Command) -> None:  # the return type of add_subparsers is private to argparse
+    """Add the parser of a command with its examples, and the parsers of its parts."""
     examples = "\n".join(["examples:", *(f"  {line}" for line in command.examples)])
     own: argparse.ArgumentParser = below.add_parser(
         command.name, help=command.summary, description=command.text, epilog=examples if command.examples else None,
@@ -77,7 +77,7 @@ def _add(below: Any, command: Command) -> None:  # argparse's own type for what 
 
 
 def as_json(value: Any) -> str:
-    """For machines: NaN and infinities become null."""
+    """Encode as JSON, with null for NaN and infinities."""
     return json.dumps(_finite(value), indent=1)
 
 

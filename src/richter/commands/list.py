@@ -19,11 +19,11 @@ def arguments(p: argparse.ArgumentParser) -> None:
     options.machine(p)
 
 
-def do(given: argparse.Namespace) -> int:
-    """From the text of the files and the stored records: nothing that is listed is imported."""
-    wanted = [given.what] if given.what else KINDS
+def do(args: argparse.Namespace) -> int:
+    """Print a list, read from the text of the files and the stored records without importing them."""
+    wanted = [args.what] if args.what else KINDS
     rows = {kind: _LISTS[kind]() if kind in wanted else [] for kind in KINDS}
-    if given.json:
+    if args.json:
         print(as_json(rows))
     else:
         print("\n\n".join(_TABLES[kind](rows[kind]) for kind in wanted))
@@ -58,7 +58,7 @@ def _experiment_table(rows: list[dict[str, Any]]) -> str:
 
 
 def _outcome(e: Mapping[str, Any], scale: str) -> str:
-    """What became of its claims, and what that cost."""
+    """Verdict of an experiment's claims at a scale, with its cost."""
     from richter.core import show_bytes
     cost = e["cost"].get(scale)
     return f"{e['verdict'][scale]}; {cost['cpu_minutes']:.1f} min, {show_bytes(cost['memory'])}" if cost else e["verdict"][scale]

@@ -1,4 +1,4 @@
-"""Arguments that several commands share."""
+"""Command-line arguments shared by several commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def store(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", nargs="?", type=Path, help="a folder (default: RICHTER_RUNS, or runs)")
 
 
-def chosen_store(given: argparse.Namespace) -> Path:
-    """The store that was named, or the default."""
+def chosen_store(args: argparse.Namespace) -> Path:
+    """Return the store named by the user, or the default."""
     from richter.runs import default_store
-    return given.store or default_store()
+    return args.store or default_store()

@@ -15,11 +15,11 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("--figures", type=Path, help="also save every figure as SVG and PDF in this folder")
 
 
-def do(given: argparse.Namespace) -> int:
+def do(args: argparse.Namespace) -> int:
     from richter.report.html import report
     from richter.runs import Run
-    runs = [Run(path) for path in given.run]
-    print(visible(str(report(runs, given.output or given.run[0] / "report.html", figures=given.figures))))
+    runs = [Run(path) for path in args.run]
+    print(visible(str(report(runs, args.output or args.run[0] / "report.html", figures=args.figures))))
     return 0
 
 

@@ -12,17 +12,17 @@ def arguments(p: argparse.ArgumentParser) -> None:
     p.add_argument("name")
     checking.arguments(p)
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting; may be repeated")
-    p.add_argument("--record", action="store_true", help="keep the result in the ledger (for developers)")
+    p.add_argument("--record", action="store_true", help="write the result into the ledger (for developers)")
 
 
-def do(given: argparse.Namespace) -> int:
+def do(args: argparse.Namespace) -> int:
     from richter.core import SelectionError
     from richter.experiments import get
-    e = get(given.name)
-    changes = e.parsed(given.set)
-    if given.record and changes:
-        raise SelectionError("the ledger keeps results of the settings as they are: leave --set or --record out.")
-    return checking.check_all([e], given, changes, lenient=False)
+    e = get(args.name)
+    changes = e.parsed(args.set)
+    if args.record and changes:
+        raise SelectionError("the ledger holds results of the default settings only: leave out --set or --record.")
+    return checking.check_all([e], args, changes, lenient=False)
 
 
 COMMAND = Command("run", __doc__, do, arguments, group="reproduce papers", place=31, examples=(

@@ -1,4 +1,4 @@
-"""List the runs of a store: status, last step, how often and how many layers were measured."""
+"""List the runs of a store: status, last step, number of measurements and of measured layers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def arguments(p: argparse.ArgumentParser) -> None:
     options.machine(p)
 
 
-def do(given: argparse.Namespace) -> int:
+def do(args: argparse.Namespace) -> int:
     from richter.core import StoreError
     from richter.runs.reader import paths
-    store = options.chosen_store(given)
+    store = options.chosen_store(args)
     if not store.is_dir():
-        raise StoreError(f"there is no folder {store}. Runs are made by Observer(run='{store}/...') and by `richter demo`.")
+        raise StoreError(f"there is no folder {store}. Create runs with Observer(run='{store}/...') or `richter demo`.")
     runs = [_about(path, path.relative_to(store).as_posix() if path != store else path.name) for path in paths(store, 3)]
-    if given.json:
+    if args.json:
         print(as_json(runs))
     elif not runs:
-        print(f"no runs in {store} yet. Runs are made by Observer(run='{store}/...') and by `richter demo`.")
+        print(f"no runs in {store} yet. Create runs with Observer(run='{store}/...') and by `richter demo`.")
     else:
         rows = [[visible(cell, lines=False) for cell in _row(about)] for about in runs]
         print(table([("run", "status", "last step", "measured", "layers", "begun"), *rows], right=(2, 3, 4)))

@@ -1,7 +1,7 @@
-"""Controls: what makes training lazier or richer.
+"""Controls of training that make it lazier or richer.
 
     groups = richter.controls.slo_groups(model, {"0": 500.0}, default=0.002)
-    optimiser = richter.controls.SLO(groups, lr=0.03)       # then as any other torch.optim.Optimizer
+    optimiser = richter.controls.SLO(groups, lr=0.03)       # then use it like any other torch.optim.Optimizer
     trained = richter.controls.layerwise.train(model, x, y) # one layer after another
     lazy = richter.controls.Richness(target=0.01, zero=True) # scales of weights, targets, inputs and outputs
 """

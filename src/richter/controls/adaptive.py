@@ -1,4 +1,4 @@
-"""Adaptive SLO: the layer that learns features least is sped up, all others are slowed down."""
+"""Adaptive SLO: speed up the layer that learns features least, and slow down all others."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from richter.controls.groups import owner
 from richter.controls.slo import SLO
 from richter.core import SelectionError, matches, unknown
 
-Richness = Callable[[], Mapping[str, float]]  # layer -> how rich it is now, e.g. its nfc
+Richness = Callable[[], Mapping[str, float]]  # returns {layer: its richness now}, e.g. its nfc
 
 
 class AdaptiveSLO(SLO):
-    """SLO whose speeds follow a measurement: s for the layer with the smallest ``richness``, 1/s for all others.  [nfa, App. J]
+    """SLO with speeds that follow a measurement: s for the layer with the smallest ``richness``, 1/s for all others.  [nfa, App.
+    J]
 
-    >>> rich = richter.workflows.richness.nfc_by_layer(model, probe)
+    >>> rich = richter.workflows.nfc_by_layer(model, probe)
     >>> AdaptiveSLO(slo_groups(model), lr=0.05, richness=rich, s=20.0, every=20)
-
-    Before every ``every``-th step, the first included, ``richness()`` is asked for a number of each layer; the smallest is
-    chosen, of equal ones the first in the mapping's order. Layers that are NaN or match ``exclude`` (the read-out, whose nfc is
-    1 by definition, if the mapping has it) are not chosen; if none is left, speeds stay as they are. Whatever is not chosen,
-    in the mapping or not, has speed 1/s. A map of a fused layer ("attn.q") stands for its module. ``history`` holds
-    (step, chosen layer or None). All else is as in ``SLO``; a copy of this optimiser asks the same ``richness``.
+    Before every ``every``-th step, including the first, ``richness()`` returns one number per layer. The layer with the smallest
+    is chosen; ties go to the first in the mapping's order. Layers that are NaN or match ``exclude`` (the read-out, whose nfc is 1
+    by definition) are never chosen. If no layer is left, speeds do not change. All other layers, in the mapping or not, have
+    speed 1/s. A map of a fused layer ("attn.q") counts for its module. ``history`` contains (step, chosen layer or None).
+    Everything else is as in ``SLO``; a copy of this optimiser shares ``richness``.
     """
 
     def __init__(self, params: Iterable[dict[str, Any]], lr: float, richness: Richness, *, s: float = 20.0, every: int = 1,
@@ -35,7 +35,7 @@ class AdaptiveSLO(SLO):
                  maximize: bool = False, foreach: bool = True) -> None:
         if not callable(richness):
             raise SelectionError(f"richness={richness!r}: a function is needed that returns a number for each layer, e.g. "
-                                 f"richter.workflows.richness.nfc_by_layer(model, probe).")
+                                 f"richter.workflows.nfc_by_layer(model, probe).")
         if not isinstance(s, (int, float)) or not (math.isfinite(s) and s >= 1):
             raise SelectionError(f"s={s!r}: the speed of the chosen layer, all others having 1/s, is a finite number from 1 on.")
         self.richness, self.s, self.every = richness, float(s), _positive(every)
@@ -78,7 +78,7 @@ class AdaptiveSLO(SLO):
         return [group["layer"] for group in self.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """As of SLO (the speeds now are in the groups), with the steps and choices so far under ``adaptive``."""
+        """State of SLO (with the current speeds in the groups), plus the steps and choices so far under ``adaptive``."""
         return {**super().state_dict(), "adaptive": {"steps": self.steps, "history": list(self.history)}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

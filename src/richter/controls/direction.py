@@ -1,4 +1,4 @@
-"""The direction another optimiser would take, exactly: it steps tensors that stand at 0, with learning rate 1."""
+"""The exact direction of another optimiser: it steps stand-ins that are at 0, with learning rate 1."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from richter.core import SelectionError
 
-Base = Callable[..., torch.optim.Optimizer]  # of (parameter groups, lr=...): a class, or functools.partial of one
+# called with (parameter groups, lr=...): an optimiser class, or functools.partial of one
+Base = Callable[..., torch.optim.Optimizer]
 
 
-class Direction:
-    """d(p) for every parameter p: where ``base(..., lr=1)`` moves a stand-in that is at 0 and has p's gradient.
+class BaseDirection:
+    """Direction d(p) of every parameter p: the step of ``base(..., lr=1)`` on a stand-in at 0 that has p's gradient.
 
-    Starting from 0, the displacement is the stand-in itself, without the rounding of (p + d) - p. It is the base's own as long
-    as the base reads gradients and not weights, which is tried on a small matrix beforehand.
+    From 0, the displacement is the stand-in itself, without the rounding error of (p + d) - p. It equals the step of the base
+    optimiser as long as this reads gradients and not weights, which is tested on a small matrix first.
     """
 
     def __init__(self, base: Base, groups: Sequence[Sequence[Tensor]]) -> None:
@@ -34,7 +35,7 @@ class Direction:
         return [self.standins[p] for p in params]
 
     def __call__(self, gradients: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-        """The displacements of the parameters that have a gradient; those without one the base does not see either."""
+        """Return the displacements of the parameters that have a gradient; the base optimiser does not see the others."""
         moved = {p: self.standins[p] for p in gradients}
         try:
             for p, q in moved.items():
@@ -48,7 +49,7 @@ class Direction:
 
 
 def _try(base: Any, device: torch.device) -> None:
-    """Is this the maker of an optimiser whose step depends on gradients alone?"""
+    """Check that ``base`` makes an optimiser whose step depends on gradients alone."""
     if isinstance(base, torch.optim.Optimizer) or not callable(base):
         raise SelectionError(f"base={type(base).__name__}(...): give what makes an optimiser, not one that is made: a class such "
                              f"as torch.optim.Adam, or functools.partial(torch.optim.SGD, momentum=0.9).")
@@ -69,8 +70,8 @@ def _try(base: Any, device: torch.device) -> None:
 
 
 def _path(base: Base, start: float, device: torch.device) -> Tensor:
-    """Three steps of a small matrix, as displacements."""
-    device = torch.device("cpu") if device.type == "mps" else device  # where float64 exists
+    """Take three steps of a small matrix, and return them as displacements."""
+    device = torch.device("cpu") if device.type == "mps" else device  # a device with float64
     g = torch.linspace(-1.0, 2.0, 16, dtype=torch.float64, device=device).reshape(4, 4)
     q = nn.Parameter(torch.full_like(g, start))
     optimiser, path = base([{"params": [q]}], lr=1.0), []

@@ -1,4 +1,4 @@
-"""Parameter groups by layer: one for each module that owns parameters, named as in ``named_modules()``."""
+"""Parameter groups by layer: one per module that owns parameters, named as in ``named_modules()``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from richter.core.modules import unwrap
 
 
 def slo_groups(model: nn.Module, speeds: Mapping[str, float] | None = None, default: float = 1.0) -> list[dict[str, Any]]:
-    """Parameter groups for ``SLO``, one for each layer, with its ``speed`` and its name under ``layer``.
+    """Make parameter groups for ``SLO``, one per layer, with its ``speed`` and its name under ``layer``.
 
     >>> SLO(slo_groups(model, {"0": 500.0}, default=0.002), lr=0.03)
     >>> SLO(slo_groups(model, {"h.*.attn": 2.0, "h.0.attn.c_proj": 5.0}), lr=0.1)
-
-    ``speeds``: by names or patterns, as in ``layers=`` of ``richter.measure``: "h.0" means what is below it too. The name of a
-    layer itself comes before every pattern; of several patterns the last that matches decides; ``default`` is the speed of the
-    rest. A group holds what its module owns, weight and bias; a shared parameter belongs to the first of its owners.
-    """
+    ``speeds``: by names or patterns, as in ``layers=`` of ``richter.measure``: "h.0" includes everything below it. The exact name
+    of a layer takes precedence over patterns, and the last matching pattern over earlier ones. ``default``: the speed of all
+    other layers. A group contains the parameters that its module owns, weight and bias. A shared parameter belongs to the first
+    of its owners. """
     if speeds is not None and not isinstance(speeds, Mapping):
         raise SelectionError(f"speeds={speeds!r}: a mapping from layers to speeds is needed, e.g. {{'0': 500.0, '2': 0.002}}.")
     by_pattern = dict(speeds or {})
@@ -42,7 +41,7 @@ def _speed(name: str, by_pattern: dict[str, float], default: float) -> float:
 
 
 def owners(model: nn.Module) -> dict[str, list[Tensor]]:
-    """The parameters that each module owns itself; a shared one counts for the first of its owners."""
+    """Return the parameters that each module owns itself; a shared one belongs to the first of its owners."""
     seen: set[Tensor] = set()
     layers: dict[str, list[Tensor]] = {}
     for name, module in unwrap(model).named_modules():
@@ -56,7 +55,8 @@ def owners(model: nn.Module) -> dict[str, list[Tensor]]:
 
 
 def owner(name: str, layers: Iterable[str]) -> str | None:
-    """The layer a map belongs to: itself, or the longest beginning of its dotted name ("attn.q" is of "attn")."""
+    """Return the layer that a map belongs to: its own name, or the longest prefix of its dotted name ("attn.q" belongs to
+    "attn")."""
     known = set(layers)
     stem = name
     while stem not in known:
@@ -67,7 +67,8 @@ def owner(name: str, layers: Iterable[str]) -> str | None:
 
 
 def number(value: Any, what: str) -> None:
-    """Real, finite and not negative; a tensor of one number is let through unread, for reading it would wait for its device."""
+    """Check that a number is real, finite and not negative. A one-element tensor is not read, because that would synchronise its
+    device."""
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value) or value < 0:

@@ -24,19 +24,19 @@ from torch import Tensor, nn
 
 from richter.controls.groups import owners
 from richter.core import SelectionError, matches, unknown
-from richter.core.modules import Stage, chain, evaluated
+from richter.core.modules import ChainStage, chain, evaluated
 from richter.core.values import progress
 
 Kernel = Callable[[Float[Tensor, "n d"]], Float[Tensor, "n n"]]
 Optimiser = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Loss = Callable[[Tensor, Tensor], Tensor]
 TRAINABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-EVALUATED = 1000  # examples at a time, for losses on the validation set
+EVALUATED = 1000  # examples per batch for losses on the validation set
 ADAM = functools.partial(torch.optim.Adam, lr=0.01)
 
 
 class UnitNorm(nn.Module):
-    """Each example divided by its norm; one of zeros stays."""
+    """Divide each example by its norm; examples of zeros stay zero."""
 
     def forward(self, x: Tensor) -> Tensor:
         norm = x.flatten(1).norm(dim=1).clamp(min=torch.finfo(x.dtype).tiny)
@@ -45,7 +45,7 @@ class UnitNorm(nn.Module):
 
 @dataclass(frozen=True)
 class LayerHistory:
-    """How one layer was trained: its losses on training and validation examples after each epoch, and the epoch that was kept."""
+    """Training record of one layer: losses on training and validation examples after each epoch, and the epoch that was kept."""
 
     layer: str
     train: tuple[float, ...]
@@ -55,38 +55,38 @@ class LayerHistory:
 
 @dataclass(frozen=True)
 class Layerwise:
-    """What ``train`` gives back. ``model`` holds the layers of the model that was given, with normalisations between them."""
+    """Result of ``train``. ``model`` contains the layers of the given model, with normalisations between them."""
 
     model: nn.Sequential
     history: tuple[LayerHistory, ...]
 
 
 def inner(h: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
-    """h_i . h_j, the forward kernel of Algorithm 1 (printed as a sum)."""
+    """Return h_i . h_j, the forward kernel of Algorithm 1 (printed as a sum)."""
     return h @ h.T
 
 
 def cosine(h: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
-    """cos(h_i, h_j): as ``inner``, of features of length 1."""
+    """Return cos(h_i, h_j): ``inner`` for features of length 1."""
     return inner(F.normalize(h))
 
 
 def feature_loss(h: Float[Tensor, "n d"], y: Int[Tensor, " n"], kernel: Kernel = inner, target: float = 0.5) -> Tensor:
-    """The mean over pairs of (K_ij - target [y_i = y_j])^2; the paper has their sum."""
+    """Mean over pairs of (K_ij - target [y_i = y_j])^2; the paper uses the sum."""
     return (kernel(h) - target * (y[:, None] == y[None]).to(h)).square().mean()
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, *, validation: float | tuple[Tensor, Tensor] = 0.1, kernel: Kernel = inner,
           target: float = 0.5, optimiser: Optimiser = ADAM, batch: int = 128, epochs: int = 50, patience: int = 3,
           tolerance: float = 1e-3, seed: int = 0) -> Layerwise:
-    """Layer-wise feature maximisation (LFM): hidden layers one after another, each so that the kernel of its own features is
+    """Train by layer-wise feature maximisation (LFM): one hidden layer after another, each so that the kernel of its features is
     ``target`` within a class and 0 between classes; then the last layer on cross-entropy.  [signal, Alg. 1]
 
-    The model is a chain (``nn.Sequential``, or modules that do what one does) of dense or convolutional layers; these are trained
-    in place. What a layer reads is divided by its norm, example by example. A layer is trained until its loss on ``validation``
-    (a share of the examples, or examples of their own) has not fallen by ``tolerance`` of itself for ``patience`` epochs, or for
-    ``epochs`` of them, and keeps the weights of its best epoch. ``kernel=cosine, target=1.0`` do better than what is printed.
-    """
+    The model is a chain (``nn.Sequential``, or an equivalent module) of dense or convolutional layers, which are trained in
+    place. The input of each layer is divided by its norm, example by example. A layer is trained until its loss on ``validation``
+    (a share of the examples, or separate examples) has not fallen by a relative ``tolerance`` for ``patience`` epochs, or for
+    ``epochs`` epochs. It keeps the weights of its best epoch. ``kernel=cosine, target=1.0`` work better than the printed
+    settings. """
     stages = chain(model, x)
     _check(stages)
     _check_labels(model, x, y)
@@ -99,7 +99,8 @@ def train(model: nn.Module, x: Tensor, y: Tensor, *, validation: float | tuple[T
     plan = _Plan(optimiser, batch, epochs, patience, tolerance)
     draw = torch.Generator().manual_seed(seed)
     history, norm = list[LayerHistory](), UnitNorm()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):  # for what draws by itself: dropout
+    # for modules that draw random numbers themselves, such as dropout
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         for stage in progress(stages, title="training layer by layer", unit="layer"):
             with torch.no_grad():
@@ -114,8 +115,8 @@ def train(model: nn.Module, x: Tensor, y: Tensor, *, validation: float | tuple[T
 
 @contextmanager
 def frozen(model: nn.Module, but: str | Sequence[str]) -> Iterator[list[nn.Parameter]]:
-    """Inside, only the layers ``but`` (names or patterns, as in ``layers=``) ask for gradients; their parameters are what is
-    given to an optimiser. Afterwards every parameter asks for gradients as it did before."""
+    """Context in which only the layers ``but`` (names or patterns, as in ``layers=``) require gradients; it yields their
+    parameters, for an optimiser. Afterwards ``requires_grad`` of every parameter is restored."""
     layers, patterns = owners(model), [but] if isinstance(but, str) else list(but)
     for pattern in patterns:
         if not any(matches(name, pattern) for name in layers):
@@ -145,9 +146,9 @@ class _Plan:
     tolerance: float
 
 
-def _fit(stage: Stage, examples: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor], loss: Loss, plan: _Plan,
+def _fit(stage: ChainStage, examples: tuple[Tensor, Tensor], held_out: tuple[Tensor, Tensor], loss: Loss, plan: _Plan,
          draw: torch.Generator) -> LayerHistory:
-    """Train one layer until its loss on the held-out examples no longer falls; it keeps its best weights."""
+    """Train one layer until its loss on the held-out examples no longer falls, and restore its best weights."""
     (a, y), optimiser = examples, plan.optimiser(list(stage.module.parameters()))
     best, kept, weights = float("inf"), 0, copy.deepcopy(stage.module.state_dict())
     trained, validated = list[float](), list[float]()
@@ -177,19 +178,19 @@ def _fit(stage: Stage, examples: tuple[Tensor, Tensor], held_out: tuple[Tensor, 
 
 
 @torch.no_grad()
-def _loss(stage: Stage, a: Tensor, y: Tensor, loss: Loss) -> float:
+def _loss(stage: ChainStage, a: Tensor, y: Tensor, loss: Loss) -> float:
     with evaluated(nn.ModuleList(stage.modules)):
         parts = [(loss(stage(h), c).item(), len(h)) for h, c in zip(a.split(EVALUATED), y.split(EVALUATED), strict=True)]
     return sum(value * n for value, n in parts) / len(a)
 
 
 @torch.no_grad()
-def _through(stage: Stage, a: Tensor) -> Tensor:
+def _through(stage: ChainStage, a: Tensor) -> Tensor:
     with evaluated(nn.ModuleList(stage.modules)):
         return torch.cat([stage(part) for part in a.split(EVALUATED)])
 
 
-def _check(stages: Sequence[Stage]) -> None:
+def _check(stages: Sequence[ChainStage]) -> None:
     for stage in stages:
         if not isinstance(stage.module, TRAINABLE):
             raise SelectionError(f"layer {stage.name!r} is a {type(stage.module).__name__}: training layer by layer is for dense "
@@ -203,7 +204,7 @@ def _check(stages: Sequence[Stage]) -> None:
 
 
 def _check_labels(model: nn.Module, x: Tensor, y: Any, where: str = "") -> None:
-    """Before anything is trained: the last layer, which needs all of it, comes last."""
+    """Check labels before anything is trained, because the last layer, which needs them, is trained last."""
     if not isinstance(y, Tensor) or y.dim() != 1 or y.is_floating_point() or len(y) != len(x):
         shape = f"{tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
         raise SelectionError(f"{where}y is {shape}, and x has {len(x)} examples: class ids [n] are needed, one for each example, "

@@ -1,15 +1,14 @@
-"""Knobs that make training lazier or richer, on any model: scales of weights, targets, inputs and outputs, a function that starts
-at zero, and training of the last layer alone.  [layerwise, Sec. 6.3.1, Table 6.1]
+"""Knobs that make training lazier or richer, for any model: scales of weights, targets, inputs and outputs, an initial function
+of zero, and training of the last layer alone.  [layerwise, Sec. 6.3.1, Table 6.1]
 
     knobs = Richness(weight=5.0, target=3.0)                        # grokking: a lazy start
     model, y = knobs.model(model), knobs.targets(y)
-
     knobs = Richness(target=1 / 100, zero=True)                     # lazy: small targets, from a zero function
     with last_layer_only(model) as parameters:                      # a linear model on fixed features
         optimiser = torch.optim.SGD(parameters, lr=0.1)
 
-Each knob is a function or a module of its own (``scale_weights_``, ``Scaled``, ``FromZero``, ``last_layer_only``); ``Richness``
-is a setting of several. A knob at its neutral position leaves the model what it is, bit for bit.
+Each knob is also a separate function or module (``scale_weights_``, ``Scaled``, ``FromZero``, ``last_layer_only``); ``Richness``
+combines several. A knob at its neutral position leaves the model unchanged, bit for bit.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from richter.core.modules import unwrap
 
 @dataclass(frozen=True)
 class Richness:
-    """A position of the knobs; the neutral one changes nothing.
+    """Settings of the knobs; the default changes nothing.
 
     | knob | richer when | in a scalar linear network (``theory.scalar_network``) |
     |---|---|---|
-    | ``weight``, every weight matrix at the start times this | small | Sigma_0 falls with its square |
-    | ``target``, the labels times this | large | S grows |
-    | ``input``, what the model reads times this | small | S, the ratio of label and input, grows |
-    | ``output``, what the model says times this | small | Z grows |
-    | ``zero``, f(theta) - f(theta_0) in the place of f | | S_0 = 0: then a small target is lazy for certain |
+    | ``weight``, multiplies every initial weight matrix | small | Sigma_0 falls with its square |
+    | ``target``, multiplies the labels | large | S grows |
+    | ``input``, multiplies the model's inputs | small | S, the ratio of label and input, grows |
+    | ``output``, multiplies the model's outputs | small | Z grows |
+    | ``zero``, f(theta) - f(theta_0) in place of f | | S_0 = 0: a small target is then always lazy |
     """
 
     weight: float = 1.0
@@ -55,15 +54,15 @@ class Richness:
             _positive(getattr(self, name), f"Richness: {name}")
 
     def model(self, model: nn.Module) -> nn.Module:
-        """The model with its weights scaled in place, in modules that scale what it reads and says where these knobs are turned:
-        the same object if they are not. It is to be called once, before training."""
+        """Scale the model's weights in place, and wrap the model in modules for the other knobs that are set; otherwise the same
+        object is returned. Call it once, before training."""
         if self.weight != 1:
             scale_weights_(model, self.weight)
         turned: nn.Module = FromZero(model) if self.zero else model
         return turned if self.input == self.output == 1 else Scaled(turned, self.input, self.output)
 
     def targets(self, y: Tensor) -> Tensor:
-        """Labels [n, k] for a squared loss times ``target``. Class ids have no scale: make them one-hot first."""
+        """Multiply labels [n, k] of a squared loss by ``target``. Class ids have no scale: make them one-hot first."""
         if self.target == 1:
             return y
         if not y.is_floating_point():
@@ -73,12 +72,11 @@ class Richness:
 
 
 def scale_weights_(model: nn.Module, scale: float | Mapping[str, float]) -> nn.Module:
-    """Multiply, in place, every parameter of two dimensions or more (matrices, convolutions, embeddings; not biases and gains).
+    """Multiply, in place, every parameter with two or more dimensions (matrices, convolutions, embeddings; not biases and gains).
 
     >>> scale_weights_(model, 5.0)
-    >>> scale_weights_(model, {"0": 5.0, "h.*.attn": 0.1})           # by layer or pattern; others stay
-
-    Of several patterns the last that matches decides. A shared weight is scaled once, as that of the first of its layers.
+    >>> scale_weights_(model, {"0": 5.0, "h.*.attn": 0.1})           # by layer or pattern; others are unchanged
+    The last matching pattern decides. A shared weight is scaled once, as that of the first of its layers.
     """
     layers = owners(model)
     by_pattern = dict(scale) if isinstance(scale, Mapping) else {"*": scale}
@@ -97,7 +95,7 @@ def scale_weights_(model: nn.Module, scale: float | Mapping[str, float]) -> nn.M
 
 
 class Scaled(nn.Module):
-    """output * model(input * x). The scales are settings, as the p of a dropout, and no part of a state_dict."""
+    """The module output * model(input * x). The scales are settings, like the p of dropout, and not in the state_dict."""
 
     def __init__(self, model: nn.Module, input: float = 1.0, output: float = 1.0) -> None:
         super().__init__()
@@ -121,10 +119,11 @@ class Scaled(nn.Module):
 
 
 class FromZero(nn.Module):
-    """f(theta) - f(theta_0): the model less itself as it is now, so that training starts from a zero function.
+    """The module f(theta) - f(theta_0): the model minus a frozen copy of its current state, so training starts from a zero
+    function.
 
-    The copy is ``start``: it is not trained, moves with the model between devices, and is kept in the state_dict. In training it
-    sees the same batches (batch statistics) and the same random numbers (dropout), so that the difference is zero there too.
+    The copy is ``start``. It is not trained, moves with the model between devices, and is in the state_dict. In training it sees
+    the same batches (batch statistics) and the same random numbers (dropout), so that the difference is zero there too.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -133,7 +132,7 @@ class FromZero(nn.Module):
         self.start.requires_grad_(False)
 
     def forward(self, *given: Any, **named: Any) -> Tensor:
-        if self.training:  # the model then draws what it would draw without its copy, and the copy draws the same
+        if self.training:  # the model draws the same random numbers as without its copy, and the copy draws these too
             with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
                 start = self.start(*given, **named)
         else:
@@ -142,9 +141,9 @@ class FromZero(nn.Module):
 
 
 def last_layer_only(model: nn.Module, layer: str | None = None) -> AbstractContextManager[list[nn.Parameter]]:
-    """Inside, only the last layer asks for gradients: a linear model on the features that the others make. It gives the layer's
-    parameters, for an optimiser. The last layer is the last of ``named_modules()`` that has trained parameters of its own, unless
-    it is named."""
+    """Context in which only the last layer requires gradients: a linear model on the features of the other layers. It yields the
+    layer's parameters, for an optimiser. The last layer is the last of ``named_modules()`` that owns trained parameters, unless
+    ``layer`` names it."""
     trained = [name for name, own in owners(model).items() if any(p.requires_grad for p in own)]
     if layer is None and not trained:
         raise SelectionError("last_layer_only: no parameter of the model asks for gradients (requires_grad), so that none of its "

@@ -1,4 +1,4 @@
-"""Speed Limited Optimisation: how far a layer moves in a step is chosen, not left to the size of its gradient."""
+"""Speed Limited Optimisation: the distance that a layer moves in a step is chosen, independent of the size of its gradient."""
 
 from __future__ import annotations
 
@@ -8,38 +8,36 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from richter.controls.direction import Base, Direction
+from richter.controls.direction import Base, BaseDirection
 from richter.controls.groups import number
 from richter.core import CaptureError, SelectionError
 
 SETTINGS = ("lr", "speed", "eps", "weight_decay", "maximize", "foreach")
-LARGE = 2 ** 18  # entries, from which float32 squares are added up row by row on a CPU: one long sum loses digits
+LARGE = 2 ** 18  # entries above which float32 squares are summed row by row on a CPU, because one long sum loses precision
 
 
 class SLO(torch.optim.Optimizer):
-    """W <- W - lr speed g / (eps + |g|_F), the norm taken tensor by tensor.  [nfa, Sec. 5.2, with a descent's sign]
+    """Optimiser with W <- W - lr speed g / (eps + |g|_F), with the norm of each tensor.  [nfa, Sec. 5.2, with a descent's sign]
 
     >>> SLO(model.parameters(), lr=0.1)
     >>> SLO(slo_groups(model, {"0": 500.0}, default=0.002), lr=0.03)                  # speeds by layer
     >>> SLO(model.parameters(), lr=0.1, base=functools.partial(torch.optim.SGD, momentum=0.9))
-
-    A tensor moves by lr * speed in Frobenius norm where |g| is far above ``eps``, and as in gradient descent with rate
-    lr speed / eps where it is far below, so that training can come to rest. ``lr``, ``speed``, ``eps``, ``weight_decay`` and
-    ``maximize`` may be set in a parameter group.
-
-    ``base``: what makes another optimiser; the direction it would take, at learning rate 1, takes the place of g.
-    ``weight_decay`` is decoupled: W also loses lr weight_decay W, whatever the speed, for a decay that is added to g would be
-    divided by the norm of g. ``foreach``: let torch batch the operations of many tensors. A gradient of zeros moves nothing,
-    also with eps=0; NaN stays NaN. Norms are taken in float32 at least.
+    A tensor moves by lr * speed in Frobenius norm if |g| is far above ``eps``, and as in gradient descent with the rate
+    lr speed / eps if it is far below, so that training can converge. ``lr``, ``speed``, ``eps``, ``weight_decay`` and
+    ``maximize`` may be set per parameter group.
+    ``base``: makes another optimiser, whose direction at learning rate 1 replaces g. ``weight_decay`` is decoupled: W also loses
+    lr weight_decay W, whatever the speed, because a decay added to g would be divided by the norm of g. ``foreach``: let torch
+    batch the operations of many tensors. A gradient of zeros moves nothing, also with eps=0; NaN stays NaN. Norms are computed in
+    float32 or wider.
     """
 
     def __init__(self, params: Iterable[Any], lr: float | Tensor, speed: float = 1.0, eps: float = 0.1, *,
                  base: Base | None = None, weight_decay: float = 0.0, maximize: bool = False, foreach: bool = True) -> None:
-        self._direction: Direction | None = None
+        self._direction: BaseDirection | None = None
         super().__init__(params, {"lr": lr, "speed": speed, "eps": eps, "weight_decay": weight_decay, "maximize": maximize,
                                   "foreach": foreach})
         if base is not None:
-            self._direction = Direction(base, [group["params"] for group in self.param_groups])
+            self._direction = BaseDirection(base, [group["params"] for group in self.param_groups])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -59,14 +57,14 @@ class SLO(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step; ``closure`` computes the loss and its gradients again, and its loss is returned."""
+        """Take one step. ``closure`` computes the loss and its gradients again; its loss is returned."""
         self._choose()
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         moves = {p: _dense(p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None}
-        if self._direction is not None:  # a base climbs by descending the negative
+        if self._direction is not None:  # to maximise, the base gets negative gradients
             climbing = {p for group in self.param_groups if group["maximize"] for p in group["params"]}
             moves = self._direction({p: -g if p in climbing else g for p, g in moves.items()})
         for params, settings in self._alike(moves):
@@ -74,7 +72,8 @@ class SLO(torch.optim.Optimizer):
         return loss
 
     def _alike(self, moves: Collection[Tensor]) -> list[tuple[list[Tensor], dict[str, Any]]]:
-        """Parameters that move together: of one device, dtype and settings, whatever their groups (one for each layer, often)."""
+        """Group parameters of one device, dtype and settings, whatever their parameter groups, so that they are updated
+        together."""
         sets: dict[tuple[Any, ...], tuple[list[Tensor], dict[str, Any]]] = {}
         for group in self.param_groups:
             settings = tuple(group[k] for k in SETTINGS)
@@ -84,10 +83,10 @@ class SLO(torch.optim.Optimizer):
         return list(sets.values())
 
     def _choose(self) -> None:
-        """Before a step: speeds that depend on how training goes (AdaptiveSLO)."""
+        """Hook before a step, for speeds that depend on the training (AdaptiveSLO)."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Groups with their speeds, and the base's state under ``base``."""
+        """Return groups with their speeds, and the base's state under ``base``."""
         state = super().state_dict()
         return state if self._direction is None else {**state, "base": self._direction.optimiser.state_dict()}
 
@@ -101,7 +100,7 @@ class SLO(torch.optim.Optimizer):
             self._direction.optimiser.load_state_dict(state_dict["base"])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_direction": self._direction}  # a copy has a base of its own
+        return {**super().__getstate__(), "_direction": self._direction}  # a copy has its own base
 
 
 def _check(group: dict[str, Any]) -> None:
@@ -121,14 +120,15 @@ def _dense(g: Tensor) -> Tensor:
 
 
 def _move(params: list[Tensor], moves: list[Tensor], group: dict[str, Any], along: bool) -> None:
-    """p <- (1 - lr decay) p +- lr speed d / (eps + |d|) for tensors of one device and dtype, ``along`` d or against it."""
+    """Update p <- (1 - lr decay) p +- lr speed d / (eps + |d|) for tensors of one device and dtype; ``along`` d or against it."""
     lr, decay, foreach = group["lr"], group["weight_decay"], group["foreach"]
     size = norms(moves, foreach)
     inverse = (size + group["eps"]).reciprocal()
     if not isinstance(group["eps"], Tensor) and group["eps"] == 0:
-        inverse = torch.where(size == 0, 0.0, inverse)  # of NaN it stays NaN
+        inverse = torch.where(size == 0, 0.0, inverse)  # NaN stays NaN
     factors = (inverse * ((lr if along else -lr) * group["speed"])).unbind()
-    if params[0].dtype.itemsize < 4:  # a factor may be out of half precision's reach: products are rounded once, in the weights
+    # factors may exceed the range of half precision, so products are rounded once, in the weights
+    if params[0].dtype.itemsize < 4:
         moves = [d.float() for d in moves]
     if isinstance(decay, Tensor) or decay:
         for p in params:
@@ -141,7 +141,7 @@ def _move(params: list[Tensor], moves: list[Tensor], group: dict[str, Any], alon
 
 
 def norms(tensors: Sequence[Tensor], foreach: bool = True) -> Tensor:
-    """|d|_F of each, in float32 at least, on their device."""
+    """Return |d|_F of each tensor, in float32 or wider, on their device."""
     wide = torch.promote_types(tensors[0].dtype, torch.float32)
     if foreach and tensors[0].device.type == "cuda":
         return torch.stack(torch._foreach_norm(list(tensors), 2, wide))

@@ -1,5 +1,5 @@
-"""The small vocabulary everything else speaks: errors, references, intervals, rows with their marks, sizes. Imports nothing of
-ours, and neither torch nor pandas."""
+"""The basic types that all other packages use: errors, references, intervals, rows with their marks, sizes. It imports no other
+part of Richter, and neither torch nor pandas."""
 
 from richter.core.values import (
     WHOLE,

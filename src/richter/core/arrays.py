@@ -1,5 +1,5 @@
-"""One rule for functions of arrays: torch in, torch out, on the device of the first array; anything else that is array-like
-(numpy, lists, data frames) in, numpy out. Arithmetic is in float64."""
+"""Conversion rule for functions of arrays: torch in, torch out, on the device of the first array; any other array-like (numpy,
+lists, data frames) in, numpy out. Arithmetic is in float64."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from richter.core.values import SelectionError
 
-Array = Tensor | np.ndarray  # what comes out
-ArrayLike = Any  # what may go in: a tensor, or whatever numpy makes an array of
+Array = Tensor | np.ndarray  # type of results
+ArrayLike = Any  # type of arguments: a tensor, or anything that numpy converts to an array
 
 
 def to_tensor(a: ArrayLike, name: str = "the array") -> Tensor:

@@ -1,12 +1,13 @@
-"""A folder is its catalogue: entries are found in its files, and their names, titles and cards are read without an import.
+"""Catalogues of a folder's entries: entries are found in its files, and their names, titles and cards are read without an import.
 
-    CATALOGUE = Catalogue("richter.theory", "THEORIES", "theory")      # every file of the folder that says THEORIES = ...
+    CATALOGUE = Catalogue("richter.theory", "THEORIES", "theory")      # every file of the folder that assigns THEORIES = ...
     CATALOGUE.facts()["freeprob.centred_nfc"]["ref"]                   # read from the text of the file
     CATALOGUE.get("freeprob.centred_nfc")                              # imported now
-    CATALOGUE.add(MINE)                                                # one from outside, known like the others
+    CATALOGUE.add(MINE)                                                # register an external entry
 
-A file offers one entry (``EXPERIMENT = Experiment(name="nfa_fig1", ...)``) or a tuple of them (``MEASURES = (Measure("nfc", ...),
-...)``); an entry is a call whose first argument, or ``name=``, is its name, or a function of the file (``TASKS = (mnist, ...)``).
+A file defines one entry (``EXPERIMENT = Experiment(name="nfa_fig1", ...)``) or a tuple of them (``MEASURES = (Measure("nfc",
+...),
+...)``). An entry is a call whose first argument, or ``name=``, is its name, or a function of the file (``TASKS = (mnist, ...)``).
 """
 
 from __future__ import annotations
@@ -16,48 +17,51 @@ import dataclasses
 import importlib
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from richter.core.values import Card, Interval, Ref, RichterError, SelectionError, unknown
 
 Entry = TypeVar("Entry")
-Facts = dict[str, Any]  # the name of an entry and those of its keyword arguments that are written out as values
+Facts = dict[str, Any]  # the name of an entry and its literal keyword arguments
 
-VALUES: dict[str, Callable[..., Any]] = {"Card": Card, "Interval": Interval, "Ref": Ref}  # may be written inside an entry
+# calls that may be written inside an entry
+VALUES: dict[str, Callable[..., Any]] = {"Card": Card, "Interval": Interval, "Ref": Ref}
 
-ASSIGNS = re.compile(r"[^=\n(]*=[^=]")  # what follows the name of an assignment, annotated or not
+ASSIGNS = re.compile(r"[^=\n(]*=[^=]")  # the rest of an assignment after the name, annotated or not
 IMPORTS = re.compile(r"^from ([\w.]+) import ([^(\n]+|\([^)]*\))", re.MULTILINE)
-NEXT = re.compile(r"^[^\s)\]}#]", re.MULTILINE)  # a line of code that begins at the left margin and closes no bracket
+NEXT = re.compile(r"^[^\s)\]}#]", re.MULTILINE)  # a line of code that starts at the left margin and closes no bracket
 
 
 class Catalogue(Generic[Entry]):
-    """The entries that the files of a package offer under one attribute, and those that were added from outside.
+    """The entries that the files of a package define under one attribute, and those that were added from outside.
 
-    ``kind`` is the word for an entry in sentences. ``until``: the argument at which reading stops, where what follows is long
-    and no value (the claims of an experiment)."""
+    ``kind``: the word for an entry in messages. ``until``: the argument at which reading stops, if the following ones are long
+    and not literal (the claims of an experiment)."""
 
     def __init__(self, package: str, attribute: str, kind: str, until: str = "") -> None:
         self.package, self.attribute, self.kind, self.until = package, attribute, kind, until
         self._added: dict[str, Entry] = {}
 
     def names(self) -> list[str]:
-        """Names of all entries: those of the folder by their files, then those that were added."""
+        """Return the names of all entries: those of the folder by file, then those that were added."""
         return [*self._entries, *self._added]
 
     def facts(self) -> dict[str, Facts]:
-        """Facts about every entry, read without importing it."""
+        """Return facts about every entry, read without importing it."""
         return {**{name: facts for name, (_, facts) in self._entries.items()},
                 **{name: _facts_of(entry) for name, entry in self._added.items()}}
 
     def files(self) -> dict[str, str]:
-        """The file that offers each entry, as a module below the package: {"nfa_fig1": "nfa.fig1"}."""
+        """Return the file that defines each entry, as a module below the package: {"nfa_fig1": "nfa.fig1"}."""
         return {name: module.removeprefix(f"{self.package}.") for name, (module, _) in self._entries.items()}
 
     def get(self, name: str) -> Entry:
-        """The entry of this name; its file is imported now."""
+        """Import the file of an entry, and return the entry."""
         if name in self._added:
             return self._added[name]
         if name not in self._entries:
@@ -65,19 +69,19 @@ class Catalogue(Generic[Entry]):
         return self._load(self._entries[name][0])[name]
 
     def all(self) -> dict[str, Entry]:
-        """Every entry by its name; all files are imported."""
+        """Import all files, and return every entry by its name."""
         return {**self._shipped, **self._added}
 
     def add(self, entry: Entry) -> Entry:
-        """Make an entry from outside known, and return it. Added again under the same name, it takes the other's place."""
+        """Register an external entry, and return it. An entry added earlier under the same name is replaced."""
         name = name_of(entry)
         if name in self._entries:
-            raise SelectionError(f"{name!r} is a {self.kind} of Richter's own, which others rely on. Choose another name.")
+            raise SelectionError(f"{name!r} is a built-in {self.kind}, which other parts rely on. Choose another name.")
         self._added[name] = entry
         return entry
 
     def remove(self, name: str) -> None:
-        """Forget an entry that was added."""
+        """Remove an entry that was added."""
         if name not in self._added:
             raise unknown("what was added to Richter", self.kind, name, self._added)
         del self._added[name]
@@ -87,7 +91,7 @@ class Catalogue(Generic[Entry]):
 
     @cached_property
     def _entries(self) -> dict[str, tuple[str, Facts]]:
-        """{name: (module, facts)}, read from the text of the files."""
+        """Read {name: (module, facts)} from the text of the files."""
         entries: dict[str, tuple[str, Facts]] = {}
         for module, path in modules(self.package).items():
             for facts in peek(path, self.attribute, self.until):
@@ -110,15 +114,15 @@ class Catalogue(Generic[Entry]):
 
 
 def name_of(entry: Any) -> str:
-    """Return the name of an entry: a value has one, a function is known by its own."""
+    """Return the name of an entry: its attribute ``name``, or the name of a function."""
     name = getattr(entry, "name", None) or getattr(entry, "__name__", None)
     if not isinstance(name, str):
-        raise SelectionError(f"{entry!r} has no name, so it could not be asked for: give it one, or define it as a function.")
+        raise SelectionError(f"{entry!r} has no name, so it cannot be found later: give it one, or define it as a function.")
     return name
 
 
 def modules(package: str) -> dict[str, Path]:
-    """Every module in the folder of a package and below it, and its file; only the package itself is imported."""
+    """Return every module in the folder of a package and below it, with its file; only the package itself is imported."""
     def walk(folder: Path, prefix: str) -> Iterator[tuple[str, Path]]:
         for path in sorted(folder.iterdir()):
             if path.suffix == ".py" and path.stem != "__init__":
@@ -130,14 +134,14 @@ def modules(package: str) -> dict[str, Path]:
 
 
 def parts(package: str) -> list[str]:
-    """The modules of a folder by their own names, for ``lazy_names``; those in folders below it are not among them."""
+    """Return the modules of a folder by name, for ``lazy_names``, without those in its subfolders."""
     below = (name.removeprefix(f"{package}.") for name in modules(package))
     return [name for name in below if "." not in name]
 
 
 def peek(path: Path, attribute: str, until: str = "") -> list[Facts]:
-    """Read what a file offers under an attribute from its text: only that statement is parsed, and the constants it names."""
-    text = f"\n{path.read_text(encoding='utf-8')}"  # so that a line always begins after a line break
+    """Read the entries that a file defines under an attribute. Only this statement and the constants that it names are parsed."""
+    text = f"\n{path.read_text(encoding='utf-8')}"  # so that every line follows a line break
     try:
         node = _assigned(text, attribute, until)
         if node is None:
@@ -172,15 +176,15 @@ def _facts(entry: ast.expr, text: str) -> Facts:
         try:
             facts[key] = _value(node, text)
         except ValueError:
-            continue  # a function, a lambda, settings: known when it is imported
+            continue  # a function, a lambda, settings: known after import
     if not isinstance(facts.get("name"), str):
-        raise ValueError("an entry has no name that is written out")
+        raise ValueError("an entry has no literal name")
     return facts
 
 
 def _value(node: ast.expr, text: str, inside: bool = False) -> Any:
-    """Evaluate a literal, a tuple of values, a constant of the same file, or one of VALUES. ``inside`` of one, also a constant
-    that the file imports."""
+    """Evaluate a literal, a tuple of values, a constant of the same file, or a call of one of VALUES. ``inside`` such a call,
+    imported constants are allowed too."""
     if isinstance(node, ast.Name):
         if (assigned := _assigned(text, node.id)) is not None:
             return _value(assigned, text, inside)
@@ -203,10 +207,20 @@ def _facts_of(entry: Any) -> Facts:
 
 def lazy_names(package: str, names: Mapping[str, str], parts: Iterable[str] = ()
                ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """``__getattr__, __dir__, __all__ = lazy_names(__name__, {"Probe": "instrument.probe"}, ("kernels",))``: names and the
-    modules below the package that define them, and submodules by themselves."""
+    """Make lazy module attributes: ``__getattr__, __dir__, __all__ = lazy_names(__name__, {"Probe": "instrument.probe"},
+    ("kernels",))``. ``names`` maps names to the modules below the package that define them; ``parts`` are submodules. A function
+    may be called like its module: ``package.compare`` is then the function, also after the module was imported."""
     parts = tuple(parts)
     everything = [*names, *parts]
+    functions = {name for name, module in names.items() if module == name}
+
+    class LazyPackage(ModuleType):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name not in functions or not isinstance(value, ModuleType):  # an import of a module sets it in its package
+                super().__setattr__(name, value)
+
+    if functions:
+        sys.modules[package].__class__ = LazyPackage
 
     def get(name: str) -> Any:
         if name in names:

@@ -1,4 +1,4 @@
-"""The small values that everything else uses: references, intervals, rows, marks, cards, failures, errors, sizes and text."""
+"""Small types that all other packages use: references, intervals, rows, marks, cards, failures, errors, sizes and text."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NamedTuple
 
-WHOLE = "*"  # the row of a snapshot that speaks of the whole model
+WHOLE = "*"  # name of the whole model in place of a layer
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Does a pattern name a layer: by its name, the name of a module that it is part of, or with wildcards?"""
+    """Whether a pattern selects a layer: by its name, by the name of a module that contains it, or with wildcards."""
     return name == pattern or fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
 
 
@@ -49,7 +49,7 @@ def reference(name: str) -> dict[str, Any]:
 
 
 def bibtex(names: Iterable[str]) -> str:
-    """Return the BibTeX of some papers, each once."""
+    """Return the BibTeX of some papers, without repetitions."""
     return "\n\n".join(reference(name)["bibtex"] for name in dict.fromkeys(names))
 
 
@@ -72,7 +72,7 @@ class Interval:
         return Interval(self.low - slack, self.high + slack)
 
     def to_json(self) -> list[float | None]:
-        """Return its ends; None where it has none."""
+        """Return the two ends; None for an infinite one."""
         return [v if math.isfinite(v) else None for v in (self.low, self.high)]
 
     @classmethod
@@ -85,20 +85,20 @@ class Interval:
 
 
 class Mark(enum.Enum):
-    """Kind of the number in a row, or the reason why there is none. The words are kept in stores: do not change them."""
+    """Kind of the number in a row, or the reason why it is missing. The words are stored in runs: do not change them."""
 
     EXACT = "exact"
-    TRIVIAL = "trivial"  # right, and no finding: it has this value by definition
+    TRIVIAL = "trivial"  # correct, but not a finding: it has this value by definition
     ESTIMATED = "estimated"  # from a sketch or a sample
     BOUND = "bound"  # the true value lies on one side of it
-    UNDEFINED = "undefined"  # 0/0, or something it needs was not given
-    REFUSED = "refused"  # a number would be wrong
+    UNDEFINED = "undefined"  # 0/0, or a required input is missing
+    REFUSED = "refused"  # refused, because a number would be wrong
     IDLE = "idle"  # the layer is not used, or not trained
     FAILED = "failed"
 
 
 class Remark(NamedTuple):
-    """Mark and text beside a number, or in its place."""
+    """Mark and note of a number, or of a missing one."""
 
     mark: Mark = Mark.EXACT
     text: str = ""
@@ -122,36 +122,37 @@ class Row:
 
 @dataclass(frozen=True)
 class Labels:
-    """The class labels of a probe: their number, and what guessing gets right."""
+    """The class labels of a probe: their number, and the accuracy of guessing."""
 
-    count: int  # labels: of examples, or of tokens
-    classes: int  # that the outputs tell apart
-    frequent: float  # the share of the most frequent class: what an output that is always the same gets right
-    entropy: float | None = None  # of the classes: the cross-entropy of the best guess; None if that is not the probe's loss
+    count: int  # number of labels: of examples, or of tokens
+    classes: int  # number of classes of the outputs
+    frequent: float  # share of the most frequent class, which is the accuracy of a constant output
+    # entropy of the classes, the cross-entropy of the best constant output; None if the probe has another loss
+    entropy: float | None = None
 
     @property
     def guess(self) -> float:
-        """The loss of the best guess that is the same for every example."""
+        """Loss of the best constant output."""
         return math.log(self.classes) if self.entropy is None else self.entropy
 
     @property
     def chance(self) -> float:
-        """The accuracy of the better guess: at random, or always the most frequent class."""
+        """Accuracy of the better guess: at random, or always the most frequent class."""
         return max(1 / self.classes, self.frequent)
 
     @property
     def noise(self) -> float:
-        """The standard deviation of an accuracy at chance."""
+        """Standard deviation of an accuracy at chance level."""
         return math.sqrt(self.chance * (1 - self.chance) / self.count)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record that is kept with a run."""
-        known = {} if self.entropy is None else {"entropy": self.entropy}
-        return {"count": self.count, "classes": self.classes, "frequent": self.frequent, **known}
+        """Return the record that is stored with a run."""
+        optional = {} if self.entropy is None else {"entropy": self.entropy}
+        return {"count": self.count, "classes": self.classes, "frequent": self.frequent, **optional}
 
     @classmethod
     def from_json(cls, record: Any) -> Labels | None:
-        """Read a record of ``to_json``; None for anything else: runs come from strangers, and older ones have none."""
+        """Read a record of ``to_json``; None for anything else, because runs may come from strangers or from older versions."""
         if not isinstance(record, dict):
             return None
         count, classes, frequent = (record.get(k) for k in ("count", "classes", "frequent"))
@@ -170,27 +171,28 @@ class Card:
     title: str
     sentence: str = ""
     unit: str = ""
-    rich: Literal["up", "down"] | None = None  # which way its values go when features are learned
+    rich: Literal["up", "down"] | None = None  # direction of its values when features are learned
     typical: Interval | None = None  # lazy training ends on one side of it, rich training on the other
-    panel: str = ""  # the heading under which reports draw it
-    bounds: Interval = Interval()  # the values that are possible
-    whole: bool = False  # its axis shows the whole range, not only the part where the values lie
+    panel: str = ""  # heading of the panel in reports
+    bounds: Interval = Interval()  # possible values
+    whole: bool = False  # whether the axis shows the whole range, and not only the values
     ref: Ref | None = None
 
     @property
     def heading(self) -> str:
-        """The title of its axis."""
+        """Title of the axis."""
         return f"{self.title} [{self.unit}]" if self.unit else self.title
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record that is kept with a run."""
+        """Return the record that is stored with a run."""
         return {"title": self.title, "sentence": self.sentence, "unit": self.unit, "rich": self.rich,
                 "typical": None if self.typical is None else self.typical.to_json(), "panel": self.panel,
                 "bounds": self.bounds.to_json(), "whole": self.whole, "ref": self.ref and [self.ref.paper, self.ref.place]}
 
     @classmethod
     def from_json(cls, record: Any) -> Card:
-        """Read a record of ``to_json``, also of a later version. ValueError for anything else: runs come from strangers."""
+        """Read a record of ``to_json``, also of a later version; ValueError for anything else, because runs may come from
+        strangers."""
         if not isinstance(record, dict) or not isinstance(record.get("title"), str):
             raise ValueError(f"a card is a record with a title, not {str(record)[:80]!r}")
         kinds: dict[str, type] = {"sentence": str, "unit": str, "panel": str, "whole": bool}
@@ -208,10 +210,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Failure:
-    """Something that was not measured, written or kept, and why; ``print`` it."""
+    """A failed measurement, write or other operation, with its reason; ``print`` it."""
 
     reason: str
-    first: int | None  # step; None if what was given as one is no whole number
+    first: int | None  # step; None if the given step is not an integer
     last: int | None
     times: int = 1
 
@@ -220,12 +222,13 @@ class Failure:
         return f"{steps}{f' ({self.times} times)' if self.times > 1 else ''}: {self.reason}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record that is kept with a run."""
+        """Return the record that is stored with a run."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: Any) -> Failure:
-        """Read a record of ``to_json``, also of a later version. ValueError for anything else: runs come from strangers."""
+        """Read a record of ``to_json``, also of a later version; ValueError for anything else, because runs may come from
+        strangers."""
         step = (int, NoneType)
         kinds: dict[str, tuple[type, ...]] = {"reason": (str,), "first": step, "last": step, "times": (int,)}
         if not isinstance(record, dict) or any(type(record.get(k)) not in kind for k, kind in kinds.items()):
@@ -235,37 +238,37 @@ class Failure:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A number that a theory gives, and where the theory comes from; a theory adds the parts the number is made of."""
+    """A number predicted by a theory, with its reference; theories add the components of the number."""
 
     value: float
     ref: Ref
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
-# Every error that Richter raises on purpose: it says what was seen, why it matters and what to do.
+# Errors that Richter raises on purpose. Each says what was seen, why it matters and what to do.
 
 class RichterError(Exception):
-    """Base of every error Richter raises on purpose: it says what was seen, why it matters and what to do."""
+    """Base class of errors that Richter raises on purpose. Each says what was seen, why it matters and what to do."""
 
 
 class ProbeError(RichterError, ValueError):
-    """The probe (inputs, labels, mask) cannot give a right number."""
+    """The probe (inputs, labels, mask) cannot give a correct number."""
 
 
 class SelectionError(RichterError, ValueError):
-    """A layer, measure or option that does not exist was asked for."""
+    """A layer, measure or option does not exist or is invalid."""
 
 
 class DataError(RichterError, OSError):
-    """A data set is not there, cannot be fetched, or is not what it should be."""
+    """A data set is missing, cannot be fetched, or has wrong contents."""
 
 
 class CaptureError(RichterError, RuntimeError):
-    """The model did something under which a number would be wrong."""
+    """The model did something that would make a number wrong."""
 
 
 class DisturbedError(CaptureError):
-    """Weights, buffers or gradients changed while the model was measured, perhaps by another thread that trains it."""
+    """Weights, buffers or gradients changed during a measurement, perhaps by another thread that trains the model."""
 
 
 class MixingError(CaptureError):
@@ -273,7 +276,7 @@ class MixingError(CaptureError):
 
 
 class DivergedError(CaptureError):
-    """Weights or outputs are NaN or infinite: nothing is wrong with what was asked for, but there is nothing to measure now."""
+    """Weights or outputs are NaN or infinite. The request is valid, but there is nothing to measure."""
 
 
 class MemoryBudgetError(RichterError, MemoryError):
@@ -281,11 +284,11 @@ class MemoryBudgetError(RichterError, MemoryError):
 
 
 class StoreError(RichterError, OSError):
-    """A run could not be written or read; what was written before is intact."""
+    """A run could not be written or read. Data written before are intact."""
 
 
 def unknown(owner: str, what: str, name: str, known: Iterable[str], of: str = "") -> SelectionError:
-    """Error for a name that does not exist; it says which names are close to it, and which exist."""
+    """Make the error for a name that does not exist; it lists similar and existing names."""
     known = list(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     return SelectionError(f"{owner} has no {what} {name!r}{of}. "
@@ -294,30 +297,30 @@ def unknown(owner: str, what: str, name: str, known: Iterable[str], of: str = ""
 
 
 # --------------------------------------------------------------------------------------------------------------- sizes
-# Sizes in bytes, as people write and read them.
+# Sizes in bytes, read and written with units.
 
 _UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
-SMALL = 2 ** 26  # bytes: smaller arrays are not what a bound of memory is about
+SMALL = 2 ** 26  # bytes; smaller arrays do not count for memory limits
 
 
 def parse_bytes(size: str | float) -> int:
-    """``"2GiB"`` -> 2147483648; numbers are bytes."""
+    """Convert ``"2GiB"`` to 2147483648; numbers are bytes."""
     if isinstance(size, (int, float)) and not isinstance(size, bool):
         number, unit = float(size), "B"
     else:
-        found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(size))
-        if found is None or found[2].upper() not in _UNITS or found[1].count(".") > 1 or found[1] == ".":
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(size))
+        if match is None or match[2].upper() not in _UNITS or match[1].count(".") > 1 or match[1] == ".":
             raise SelectionError(f"memory={size!r} is not a size. Write a number of bytes, or e.g. '500MB' or '2GiB'.")
-        number, unit = float(found[1]), found[2].upper()
+        number, unit = float(match[1]), match[2].upper()
     if not (math.isfinite(number) and number > 0):
         raise SelectionError(f"memory={size!r} must be positive and finite.")
     return int(number * _UNITS[unit])
 
 
 def show_bytes(size: float) -> str:
-    """Write a size for people, rounded up so that it can be given back as ``memory=``."""
+    """Write a size with a unit, rounded up so that it is valid for ``memory=``."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size >= unit:
             return f"{math.ceil(size / unit * 100) / 100:.2f}{name}"
@@ -325,12 +328,12 @@ def show_bytes(size: float) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------- freed
-# Memory that was freed, given back to the system: the C library keeps what it thinks will soon be wanted again, in pieces that
-# do not serve larger arrays, and a bound of memory counts them.
+# Return freed memory to the system. The C library keeps memory that it may need again, in pieces that are too small for larger
+# arrays, and it counts for memory limits.
 
 @functools.cache
 def _trim() -> Callable[[int], int] | None:
-    """The function of glibc for this; None elsewhere."""
+    """Return glibc's function for this; None on other systems."""
     try:
         return ctypes.CDLL(None).malloc_trim  # type: ignore[no-any-return]
     except (OSError, AttributeError, TypeError):
@@ -338,31 +341,31 @@ def _trim() -> Callable[[int], int] | None:
 
 
 def trim(size: int) -> None:
-    """Give freed memory back to the system, if ``size`` bytes are many: it takes some milliseconds."""
+    """Return freed memory to the system if ``size`` is large; it takes some milliseconds."""
     if size > SMALL and (call := _trim()) is not None:
         call(0)
 
 
 def give_back(size: int) -> None:
-    """Give back memory that reference cycles hold, which are collected first."""
+    """Collect reference cycles, and return their memory to the system."""
     if size > SMALL:
         gc.collect()
     trim(size)
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
-# Text: tables for a terminal, and what is written in one place and read in another.
+# Text: tables for a terminal, and sentences that are written in one place and recognised in another.
 
-ASSUMED_LOSS = "squared error: whether it is the training's loss is not known"  # beside such a number
-# beside what a network answers in eval mode while its norms normalise by numbers that are not the data's
+ASSUMED_LOSS = "squared error: whether it is the training's loss is not known"  # note of a loss
+# Notes of outputs in eval mode, when running statistics of norms do not describe the data.
 NO_DATA, FEW_BATCHES = "of its norms have seen no data", "of its norms have seen few batches"
-NO_HIDDEN = "no hidden layer: every linear map reads the model's input"  # in the place of a change of features
-NO_MAP = "used, but not as a linear map that Richter knows"  # beside a weight
-MOVED_BUFFERS = "buffers moved besides the weights"  # beside a comparison with the initial network
+NO_HIDDEN = "no hidden layer: every linear map reads the model's input"  # note of a missing feature change
+NO_MAP = "used, but not as a linear map that Richter knows"  # note of a weight
+MOVED_BUFFERS = "buffers moved besides the weights"  # note of a comparison with the initial network
 
 
 def few_of(names: Sequence[str], most: int = 4) -> str:
-    """Name the first of them, and how many more there are."""
+    """List the first names, and the number of the remaining ones."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -370,21 +373,21 @@ HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e
 
 
 def visible(text: str, lines: bool = True) -> str:
-    """Make text from a stranger safe for a terminal: control characters, those that turn the direction of writing, and invalid
-    ones are shown by their numbers. Without ``lines`` it stays one line."""
-    seen = HIDDEN.sub(lambda c: c[0].encode("unicode_escape", "backslashreplace").decode(), text)
-    return seen if lines else seen.replace("\n", "\\n").replace("\t", "\\t")
+    """Make a text from a stranger safe for a terminal: control characters, characters that change the writing direction, and
+    invalid ones are replaced by their codes. With ``lines=False`` it stays on one line."""
+    escaped = HIDDEN.sub(lambda c: c[0].encode("unicode_escape", "backslashreplace").decode(), text)
+    return escaped if lines else escaped.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> str:
-    """Align columns; those in ``right`` flush right."""
+    """Align columns; those in ``right`` to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.rjust(w) if i in right else cell.ljust(w)
                                for i, (cell, w) in enumerate(zip(row, widths, strict=True))).rstrip() for row in rows)
 
 
 def progress(over: Iterable[Any] | None = None, *, title: str, total: float | None = None, unit: str = "it", **more: Any) -> Any:
-    """Show a bar over ``over``, or one of ``total`` units to be moved by ``.update()`` and closed (it is a context manager). It
-    appears after two seconds, on a terminal, and leaves nothing behind."""
+    """Show a progress bar over ``over``, or a bar of ``total`` units, moved by ``.update()`` (it is a context manager). It
+    appears after two seconds, on a terminal only, and is removed at the end."""
     from tqdm import tqdm
     return tqdm(over, desc=title, total=total, unit=unit, delay=2, leave=False, disable=None, **more)

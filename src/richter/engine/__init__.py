@@ -1,4 +1,5 @@
-"""Where work runs: this process, or local workers. A sweep is a list of settings; what is finished is never run again."""
+"""Running tasks in this process or in local workers. A sweep does one function for a list of settings; a finished task is
+never run again."""
 
 from __future__ import annotations
 

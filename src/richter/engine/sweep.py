@@ -1,4 +1,4 @@
-"""A sweep: one function, a list of settings, a run on disk for each. Interrupted, it goes on where it was."""
+"""Sweeps: one function, a list of settings, and a run on disk for each. An interrupted sweep resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Work = Callable[[Any, Writer], Mapping[str, ArrayLike] | None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one task: its settings, its run, and the reason if it did not finish."""
+    """Result of one task: its settings, its run, and the error message if it did not finish."""
 
     settings: Any
     path: Path
@@ -38,27 +38,27 @@ class Outcome:
 
     @property
     def run(self) -> Run:
+        """Run of the task on disk."""
         return Run(self.path)
 
 
 def sweep(work: Work, settings: Sequence[Any], store: str | Path, *, workers: int = 1, fresh: bool = False, key: str = "",
           title: str = "sweep") -> list[Outcome]:
-    """Do ``work(settings, run)`` for each of the settings; what it returns is kept as arrays of its run.
+    """Do ``work(settings, run)`` for each of the settings and keep the arrays that it returns in a run of its own.
 
     >>> richter.engine.sweep(train, [Settings(lr=lr) for lr in (0.1, 0.3)], "runs/lr", workers=2)
 
-    Each task has a folder in ``store``, named by its settings and ``key``: a task that has finished is not run again
-    (``fresh`` runs it anew), one that was interrupted is resumed with ``run``, one that fails does not stop the others. With
-    more than one worker ``work`` is a function of a module, and each worker is a process of its own.
-    """
+    Each task has a folder in ``store``, named by its settings and ``key``. A finished task is not run again, unless
+    ``fresh``. An interrupted task is resumed with its ``run``. A task that fails does not stop the others. With more than one
+    worker each worker is a process, and ``work`` must be a function of a module."""
     if workers < 1:
-        raise SelectionError(f"workers={workers}: at least one is needed.")
+        raise SelectionError(f"workers={workers}: use at least one.")
     if not settings:
         raise SelectionError("this sweep has no task: give it at least one setting.")
     _check(work, settings, workers)
     paths = [Path(store) / name_of(work, s, key) for s in settings]
     if len(set(paths)) < len(paths):
-        raise SelectionError("two tasks of this sweep have the same settings: each would be run twice for one result.")
+        raise SelectionError("two tasks of this sweep have the same settings: the same work would be done twice for one result.")
     due = [(s, path) for s, path in zip(settings, paths, strict=True) if fresh or not finished(path)]
     errors: dict[Path, str] = {}
     with _bar(title, len(settings), len(settings) - len(due)) as advance:
@@ -75,7 +75,7 @@ def sweep(work: Work, settings: Sequence[Any], store: str | Path, *, workers: in
 
 
 def attempt(work: Work, settings: Any, path: Path, fresh: bool, listener: Callable[[float], None]) -> str | None:
-    """One task in this process: its run is finished, or marked as failed and the reason returned."""
+    """Do one task in this process; return None, or the reason why its run is marked as failed."""
     begun, cpu = time.perf_counter(), time.process_time()
     _forget_peak()
     try:
@@ -99,7 +99,8 @@ def attempt(work: Work, settings: Any, path: Path, fresh: bool, listener: Callab
 
 
 def name_of(work: Work, settings: Any, key: str = "") -> str:
-    """The folder of a task: its plain settings for people, and a digest of the function, all settings and the key."""
+    """Return the folder name of a task: its plain settings for people, and a digest of the function, all settings and the
+    key."""
     record = plain(settings)
     identity = json.dumps([work.__module__, work.__qualname__, type(settings).__name__, record, key], sort_keys=True)
     shown = "-".join(f"{k}{v}" for k, v in record.items() if isinstance(v, (int, float, str))) if isinstance(record, dict) else ""
@@ -108,7 +109,7 @@ def name_of(work: Work, settings: Any, key: str = "") -> str:
 
 
 def finished(path: Path) -> bool:
-    """Did its work return? That the run was closed in good order is not enough."""
+    """Return whether the work of this run returned. A run that was only closed in good order does not count."""
     try:
         return Run(path).about.get("done") is True
     except StoreError:
@@ -116,9 +117,9 @@ def finished(path: Path) -> bool:
 
 
 def _check(work: Work, settings: Sequence[Any], workers: int) -> None:
-    """What cannot be handed to another process is refused before one is started."""
+    """Raise if the work cannot be handed to another process, before any process is started."""
     if not inspect.isfunction(work):
-        raise SelectionError(f"work is a {type(work).__name__}; a function of a module is needed: its name says what was done.")
+        raise SelectionError(f"work is a {type(work).__name__}; use a function of a module: its name identifies finished tasks.")
     if workers == 1:
         return
     main = sys.modules.get("__main__")
@@ -134,7 +135,7 @@ def _check(work: Work, settings: Sequence[Any], workers: int) -> None:
 
 @contextlib.contextmanager
 def _bar(title: str, tasks: int, done: int) -> Iterator[Callable[[Path, float], None]]:
-    """One bar for all tasks: each moves it by the share of its work that it reports as done."""
+    """Show one progress bar for all tasks; each task moves it by the share of its work that is done."""
     shares: dict[Path, float] = {}
     form = "{desc}: {percentage:3.0f}%|{bar}| {n:.1f}/{total} tasks [{elapsed}<{remaining}]"
     with progress(title=title, total=tasks, initial=done, bar_format=form) as bar:
@@ -146,13 +147,13 @@ def _bar(title: str, tasks: int, done: int) -> Iterator[Callable[[Path, float], 
 
 
 def _forget_peak() -> None:
-    """Where the system lets us (Linux), the next peak is that of the next task."""
+    """Reset the peak memory of this process, so that the next peak belongs to the next task. Only Linux can do this."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def _peak() -> int:
-    """The most memory this process has held since, in bytes; 0 where the system does not say."""
+    """Return the peak memory of this process in bytes, or 0 if the system does not report it."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))

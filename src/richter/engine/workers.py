@@ -1,4 +1,4 @@
-"""Processes that work off a list. One that dies takes its task with it and nothing else; another takes its place."""
+"""Worker processes that share a list of tasks. A worker that dies fails its own task only, and another worker replaces it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from richter.core import RichterError
 
 
 class EngineError(RichterError, RuntimeError):
-    """Work could not be started."""
+    """Error of the engine itself: work could not be started."""
 
 
 class Pool:
-    """``count`` workers, each with its share of the cores."""
+    """A pool of ``count`` worker processes that divide the cores among them."""
 
     def __init__(self, count: int) -> None:
         self._spawn = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
@@ -30,7 +30,7 @@ class Pool:
 
     def run(self, work: Callable[..., str | None], tasks: Sequence[tuple[Any, ...]],
             advance: Callable[[Path, float], None]) -> Iterator[tuple[Path, str]]:
-        """work(*task, listener) in any worker; yields (task's path, error or "") as tasks end."""
+        """Run ``work(*task, listener)`` in any worker; yield (path of the task, error or "") as tasks end."""
         left = list(reversed(tasks))
         busy: dict[Connection, Any] = {self._started(): None for _ in range(self._count)}  # its task, if it has one
         while left or any(task is not None for task in busy.values()):
@@ -61,6 +61,7 @@ class Pool:
                     yield path, message or ""
 
     def _started(self) -> Connection:
+        """Start a worker and return the pipe to it."""
         mine, theirs = self._spawn.Pipe()
         process = self._spawn.Process(target=_loop, args=(theirs,))
         before = os.environ.get("OMP_NUM_THREADS")
@@ -85,6 +86,7 @@ class Pool:
 
 
 def _loop(pipe: Connection) -> None:
+    """Do tasks from the pipe until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it and ends us
     pipe.send(("ready", None))
     while True:
@@ -96,4 +98,5 @@ def _loop(pipe: Connection) -> None:
 
 
 def _ending(code: int | None) -> str:
+    """Return how a process ended, in words."""
     return f"killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from richter.core.catalogue import Catalogue, lazy_names, parts
 
 if TYPE_CHECKING:
-    from richter.experiments.frame import Claim, Control, Experiment, Results  # noqa: F401
+    from richter.experiments.frame import Claim, Control, Experiment, Results, Task  # noqa: F401
 
 CATALOGUE: Catalogue[Experiment] = Catalogue(__name__, "EXPERIMENT", "experiment", until="claims")
 names, get, add = CATALOGUE.names, CATALOGUE.get, CATALOGUE.add
 
 __getattr__, __dir__, __all__ = lazy_names(
-    __name__, dict.fromkeys(("Claim", "Control", "Experiment", "Results"), "frame"), parts(__name__))
+    __name__, dict.fromkeys(("Claim", "Control", "Experiment", "Results", "Task"), "frame"), parts(__name__))

@@ -1,12 +1,11 @@
-"""Fully connected networks whose tangent kernels are watched while they learn: full-batch descent in float64, kernels in closed
-form from what layers read and what outputs ask of them.
+"""Fully connected networks whose tangent kernels are recorded during training: full-batch descent in float64. Kernels are
+computed in closed form from layer inputs and backward signals.
 
     f(x) = W_L phi(... phi(W_1 x / sqrt(D)) / sqrt(N) ...),   W ~ N(0, sigma^2),   K = sum_l K_l,
-    K_l^cc' = (B_l^c B_l^c'^T) o (H_l H_l^T) / fan_in_l,   H_l what layer l reads, B_l^c = df_c / dz_l.  [rapid, Sec. 12]
+    K_l^cc' = (B_l^c B_l^c'^T) o (H_l H_l^T) / fan_in_l,   H_l the inputs of layer l, B_l^c = df_c / dz_l.  [rapid, Sec. 12]
 
-Training only moves W_1 within the span of the inputs, so the first layer is kept as what it says, Z = X W_1^T / sqrt(D), and is
-moved by the inputs' Gram matrix: the same numbers, several times sooner when there are fewer examples than inputs.
-"""
+Training moves W_1 only within the span of the inputs. So the first layer is kept as its output, Z = X W_1^T / sqrt(D), and is
+moved by the Gram matrix of the inputs: the same numbers, several times sooner when there are fewer examples than inputs."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ def images(name: str, n: int, seed: int) -> tuple[Float[Tensor, "n d"], Float[Te
 
 
 @dataclass
-class Network:
-    """``widths``: of the inputs, hidden layers and outputs; ``relu=False``: a linear network."""
+class EvolvingNetwork:
+    """Bias-free network with the Gram matrix of its inputs. ``relu=False`` makes it linear."""
 
     gram: Float[Tensor, "n n"]  # X X^T / D
     first: Float[Tensor, "n d"]  # X W_1^T / sqrt(D)
@@ -39,14 +38,14 @@ class Network:
     relu: bool = True
 
     @classmethod
-    def drawn(cls, x: Float[Tensor, "n d"], widths: Sequence[int], sigma: float, seed: int, relu: bool = True) -> Network:
+    def drawn(cls, x: Float[Tensor, "n d"], widths: Sequence[int], sigma: float, seed: int, relu: bool = True) -> EvolvingNetwork:
         draw = torch.Generator().manual_seed(seed)
         shapes = list(zip(widths[1:], [x.shape[1], *widths[1:-1]], strict=True))
         W = [sigma * torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
         return cls(x @ x.T / x.shape[1], x @ W[0].T / math.sqrt(x.shape[1]), W[1:], relu)
 
     def layers(self) -> tuple[list[Tensor], list[Tensor]]:
-        """(what each layer after the first reads, the slope of the activation there); the last entry of the first is f."""
+        """Return the inputs of each layer after the first, with f as last entry, and the slopes of the activations there."""
         reads, slopes, z = [], [], self.first
         for W in self.weights:
             slope = (z > 0).to(z.dtype) if self.relu else torch.ones_like(z)
@@ -57,10 +56,11 @@ class Network:
 
     @property
     def f(self) -> Float[Tensor, "n k"]:
+        """Outputs of the network."""
         return self.layers()[0][-1]
 
     def step(self, y: Float[Tensor, "n k"], lr: float) -> float:
-        """One step of descent on sum (f - y)^2 / 2; sum (f - y)^2 before it."""
+        """Do one step of descent on sum (f - y)^2 / 2; return sum (f - y)^2 before it."""
         (*reads, f), slopes = self.layers()
         back = f - y
         loss = back.square().sum().item()
@@ -72,8 +72,9 @@ class Network:
         self.first -= lr * (self.gram @ back)
         return loss
 
-    def asked(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What each layer reads, as a Gram matrix over its fan-in, and what outputs ask of it, B "k n d"; the first first."""
+    def factors(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the Gram matrix of each layer's inputs over its fan-in, and its backward signals B "k n d", from the first
+        layer on."""
         (*reads, f), slopes = self.layers()
         k = f.shape[1]
         back = torch.eye(k, dtype=f.dtype)[:, None].expand(k, len(f), k)
@@ -83,28 +84,28 @@ class Network:
             B.insert(0, back)
         return [self.gram, *(h @ h.T / h.shape[1] for h in reads)], B
 
-    def own_kernels(self) -> list[Float[Tensor, "k n n"]]:
-        """K_l^cc of each layer."""
-        return [H * (B @ B.mT) for H, B in zip(*self.asked(), strict=True)]
+    def layer_kernels(self) -> list[Float[Tensor, "k n n"]]:
+        """Kernels K_l^cc of each layer."""
+        return [H * (B @ B.mT) for H, B in zip(*self.factors(), strict=True)]
 
     def sub_kernels(self) -> Float[Tensor, "k n n"]:
-        """K^cc of all layers together."""
-        return torch.stack(self.own_kernels()).sum(0)
+        """Kernels K^cc, summed over layers."""
+        return torch.stack(self.layer_kernels()).sum(0)
 
     def kernel(self) -> Float[Tensor, "n k n k"]:
-        """The whole kernel, all pairs of outputs."""
+        """Tangent kernel over all pairs of outputs."""
         n, k = len(self.first), self.weights[-1].shape[0]
         K = torch.zeros(n, k, n, k, dtype=self.first.dtype)
-        for H, B in zip(*self.asked(), strict=True):
+        for H, B in zip(*self.factors(), strict=True):
             flat = B.transpose(0, 1).reshape(n * k, -1)
             K += (flat @ flat.T).view(n, k, n, k) * H[:, None, :, None]
         return K
 
 
-def descend(network: Network, y: Float[Tensor, "n k"], lr: float, steps: int, due: Container[int],
+def descend(network: EvolvingNetwork, y: Float[Tensor, "n k"], lr: float, steps: int, due: Container[int],
             look: Callable[[int, float], None], until: float = 0.0) -> int:
-    """``look(step, loss)`` at the steps that are due and at the end, which comes early once the loss is below ``until``; the
-    number of steps."""
+    """Train by full-batch descent; return the number of steps. ``look(step, loss)`` is called at the steps in ``due`` and at
+    the end. Training ends early once the loss is below ``until``."""
     for step in range(steps + 1):
         loss = (network.f - y).square().sum().item() if step in due or step == steps or (until and step % 50 == 0) else math.nan
         if step == steps or loss < until:
@@ -117,6 +118,6 @@ def descend(network: Network, y: Float[Tensor, "n k"], lr: float, steps: int, du
 
 
 def alignments(K: Float[Tensor, "k n n"], Y: Float[Tensor, "n c"]) -> Float[Tensor, "k c"]:
-    """A(K^cc, y_a): rows are kernels, columns labels."""
+    """Alignments A(K^cc, y_a): a row for each kernel, a column for each label."""
     quadratic = torch.stack([((Kc @ Y) * Y).sum(0) for Kc in K])
     return quadratic / (K.flatten(1).norm(dim=1)[:, None] * (Y * Y).sum(0))

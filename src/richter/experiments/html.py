@@ -1,8 +1,7 @@
-"""The ledger as one HTML page: every result of the papers with its verdict, its numbers, and the figures of one's own runs.
+"""The ledger as one HTML page: every result of the papers with its verdict, its numbers, and the figures of the user's own runs.
 
-The page needs no other file and no network. Figures are those that `richter run` and `richter check` have stored; where there is
-none, the page says which command draws it.
-"""
+The page needs no other file and no network. Figures are those that `richter run` and `richter check` have stored. If there is
+none, the page names the command that draws it."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from richter.core.values import reference
-from richter.experiments.ledger import UNSURE, VERDICTS, Place, Records, bar_of, changed, changes, figures_at, number, places
+from richter.experiments.ledger import UNSURE, VERDICTS, LedgerRow, Records, bar_of, changed, changes, figures_at, number, places
 from richter.experiments.page import out_of_date
 from richter.report.markup import Markup, joined, table, tag
 from richter.report.svg import STATIC, stored_picture
@@ -30,18 +29,18 @@ OUTCOMES = {"fails": "fails, as it must", "fails on average": "fails on average 
             "invalid": "no number: proves nothing"}
 
 
-def html(experiments: Iterable[Experiment], kept: Records, store: Path) -> str:
-    """The page, with the figures that lie in this store."""
-    known = {e.name: e for e in experiments}
-    rows = places(known.values(), kept)
-    shelf = {name: newest(e, store) for name, e in known.items()}
+def html(experiments: Iterable[Experiment], stored: Records, store: Path) -> str:
+    """Return the page, with the figures of the runs in this store."""
+    by_name = {e.name: e for e in experiments}
+    rows = places(by_name.values(), stored)
+    shelf = {name: newest(e, store) for name, e in by_name.items()}
     papers = list(dict.fromkeys(p.paper for p in rows))
     body = joined([
         tag("header", tag("h1", "What the papers claim, and what was found"), tag("p", _counted(rows)),
             tag("nav", *(tag("a", paper, href=f"#{paper}") for paper in papers),
                 tag("a", "verdicts that changed", href="#changed"))),
-        tag("main", tag("section", _legend(rows), tag("p", out_of_date(known, kept))),
-            *(_paper(paper, [p for p in rows if p.paper == paper], known, shelf) for paper in papers), _changes(rows)),
+        tag("main", tag("section", _legend(rows), tag("p", out_of_date(by_name, stored))),
+            *(_paper(paper, [p for p in rows if p.paper == paper], by_name, shelf) for paper in papers), _changes(rows)),
         tag("footer", "Made by `richter ledger --html` from the records of the experiments, and from the figures of your "
                       "own runs. The file needs no network.")], "\n")
     page = Template((STATIC / "report.html").read_text(encoding="utf-8"))
@@ -50,7 +49,8 @@ def html(experiments: Iterable[Experiment], kept: Records, store: Path) -> str:
 
 
 def newest(e: Experiment, store: Path) -> tuple[str, Run] | None:
-    """The last summary of an experiment in this store with the settings as they are: at the paper's scale, or else at smoke."""
+    """Return the scale and the last summary of an experiment in this store with unchanged settings, at the paper's scale if
+    there is one."""
     for scale in ("paper", "smoke"):
         wanted = json.loads(json.dumps(plain(e.settings(scale))))
         runs = [run for run in find(Path(store) / "experiments" / e.name, depth=1)
@@ -60,27 +60,31 @@ def newest(e: Experiment, store: Path) -> tuple[str, Run] | None:
     return None
 
 
-def _counted(rows: Iterable[Place]) -> str:
+def _counted(rows: Iterable[LedgerRow]) -> str:
+    """Return the number of results for each verdict, in words."""
     counts = Counter(p.verdict for p in rows)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
 
 
-def _legend(rows: list[Place]) -> Markup:
+def _legend(rows: list[LedgerRow]) -> Markup:
+    """Return a table that explains the verdicts."""
     counts = Counter(p.verdict for p in rows)
     return table(["verdict", "which says", "results"], [[verdict, words, counts[verdict]] for verdict, words in VERDICTS.items()])
 
 
-def _paper(paper: str, rows: list[Place], known: Mapping[str, Experiment], shelf: Mapping[str, tuple[str, Run] | None]) -> Markup:
-    """Its results with an experiment, and those that need none, one by one, the others in a list."""
+def _paper(paper: str, rows: list[LedgerRow], by_name: Mapping[str, Experiment],
+           shelf: Mapping[str, tuple[str, Run] | None]) -> Markup:
+    """Return a paper's section: results with an experiment one by one, the others in a list."""
     open_ = [p for p in rows if p.verdict == "no experiment yet"]
     done = [p for p in rows if p not in open_]
     rest = tag("details", tag("summary", f"{len(open_)} results without an experiment yet"),
                table(["place", "what it shows"], [[p.place, p.title] for p in open_])) if open_ else ""
     return tag("section", tag("h2", f"{paper}: {reference(paper)['title']}"),
-               *(_place(p, [known[name] for name in p.experiments], shelf) for p in done), rest, id=paper)
+               *(_place(p, [by_name[name] for name in p.experiments], shelf) for p in done), rest, id=paper)
 
 
-def _place(p: Place, experiments: list[Experiment], shelf: Mapping[str, tuple[str, Run] | None]) -> Markup:
+def _place(p: LedgerRow, experiments: list[Experiment], shelf: Mapping[str, tuple[str, Run] | None]) -> Markup:
+    """Return the section of one result: verdict, figures, claims and remarks."""
     heads = ["claim", "ours", "bar", "in the paper", "verdict"]
     chip = tag("span", p.verdict, class_=f"chip {CHIPS.get(p.verdict, '')}".strip())
     return joined([tag("h3", p.place, chip), tag("p", p.title),
@@ -91,16 +95,16 @@ def _place(p: Place, experiments: list[Experiment], shelf: Mapping[str, tuple[st
                    *(tag("p", f"The record is {state}.", class_="soft trouble") for state in p.stale)])
 
 
-def _figures(place: str, e: Experiment, kept: tuple[str, Run] | None) -> Markup:
-    """The stored drawings of a place, or how they are made."""
+def _figures(place: str, e: Experiment, stored: tuple[str, Run] | None) -> Markup:
+    """Return the stored drawings of a place, or the command that makes them."""
     names = figures_at(place, e)
     if not names:
         return tag("p", "No drawing of its own.", class_="soft")
-    if kept is None:
+    if stored is None:
         command = f"richter run {e.name}"
         return tag("p", "Not drawn on this machine yet: ", tag("code", command), " takes a minute or two; ",
                    tag("code", f"{command} --scale paper"), " has the paper's sizes.", class_="soft")
-    scale, run = kept
+    scale, run = stored
     drawn = [name for name, kind in run.figures if kind == "svg" and name in names]
     lacking = [tag("p", f"{name}: not among the drawings of this run; run it again.", class_="soft")
                for name in names if name not in drawn]
@@ -109,6 +113,7 @@ def _figures(place: str, e: Experiment, kept: tuple[str, Run] | None) -> Markup:
 
 
 def _claim(c: Mapping[str, Any]) -> list[object]:
+    """Return the table row of one claim."""
     notes = [f"Differs: {c.get('differs') or 'not explained yet'}"] if not c["holds"] else []
     notes += [f"Once: {c['was']}"] if c.get("was") else []
     notes += [f"On {rival['text']}: {'no number' if rival['value'] is None else format(rival['value'], '.3g')}, "
@@ -118,8 +123,8 @@ def _claim(c: Mapping[str, Any]) -> list[object]:
     return [text, number(c), str(bar_of(c)), c["paper"], tag("span", c["verdict"], class_=look)]
 
 
-def _changes(rows: Iterable[Place]) -> Markup:
-    """Every verdict that is another one than in the earlier ledger."""
+def _changes(rows: Iterable[LedgerRow]) -> Markup:
+    """Return a table of the verdicts that changed since the earlier ledger."""
     lines = [[f"{row.paper} {row.place}", was, row.verdict, why or "not explained yet"] for row, was, why in changed(rows)]
     since = f"Since the ledger of {changes()['date']}. {changes()['words']}"
     return tag("section", tag("h2", "Verdicts that changed"), tag("p", since),

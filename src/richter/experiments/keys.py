@@ -1,14 +1,13 @@
-"""What code an experiment's numbers come from, as digests: the key of an experiment changes when that code does.
+"""Keys of experiments: digests of the code that an experiment's numbers come from.
 
-Two parts are told apart. The *modules* of an experiment are its own file and what it uses, directly or through others, of
-the packages that describe what is computed: experiments, tasks, models, theory, learners, controls. They are the key that a
-record keeps. The *rest* is the instrument and everything else that serves all experiments alike; a change there is noticed by
+There are two parts. The *modules* of an experiment are its own file and the code it uses, directly or through others, from the
+packages that describe what is computed: experiments, tasks, models, theory, learners, controls. A record stores their digests as
+its key. The *rest* is the instrument and everything else that serves all experiments alike. A change of the rest is noticed by
 running an experiment again at smoke scale and comparing its numbers with the record (`richter.experiments.staleness`).
 
-Of a module only what is used counts: the functions, classes and constants that are named, what these name in turn, and
-statements that no name stands for. So a function more in a file of tasks changes no key of who does not call it. Code is read
-from the syntax trees, nothing is imported. Comments, docstrings and layout are not part of a digest.
-"""
+Only the used parts of a module count: the functions, classes and constants that are named, the names that these use in turn,
+and statements without a name. A new function in a file of tasks therefore changes no key of experiments that do not call it.
+Code is read from the syntax trees; nothing is imported. Comments, docstrings and layout are not part of a digest."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parent.parent
 FOLLOWED = ("experiments", "tasks", "models", "theory", "learners", "controls")
 JUDGING = {f"experiments/{name}.py" for name in ("html", "keys", "ledger", "page", "seeds", "staleness")}
-FRAME = {"experiments/__init__.py", "experiments/frame.py", "experiments/running.py", *JUDGING}  # serve all experiments alike
+FRAME = {f"experiments/{name}.py" for name in ("__init__", "frame", "kit", "running")} | JUDGING  # serve all experiments alike
 SHOWING = {"report", "commands", "integrations", "cli.py", "testing.py", *JUDGING}  # no result is theirs
 GUARDS = {"verified"}  # functions that return what they are called with first, or refuse it: no number is theirs
 WHOLE = "*"  # in the place of a name: everything
@@ -32,16 +31,16 @@ WHOLE = "*"  # in the place of a name: everything
 MOVED = {"richter.instrument.observe.Measurement": "richter.instrument.measurement.Measurement",
          "richter.core.values.progress": "richter.core.progress.progress",
          "richter.core.likeness.cosine": "richter.core.cosine.cosine",
-         **{f"richter.core.modules.{name}": f"richter.core.chains.{name}" for name in ("Stage", "chain", "evaluated")}}
+         **{f"richter.core.modules.{name}": f"richter.core.chains.{name}" for name in ("chain", "evaluated")}}
 BY_TEXT = {"globals", "vars", "locals", "eval", "exec", "__import__"}  # who calls these may use any name of the file
 
 
 def modules(files: Iterable[Path], root: Path = ROOT, wanted: str = WHOLE) -> dict[str, str]:
-    """The modules of an experiment that is defined in these files, with digests of what of them it uses:
-    {"tasks/synthetic.py": "1f0c..."}. With ``wanted``, those behind this name of the files alone."""
+    """Return the modules that an experiment defined in these files uses, with digests of the used parts:
+    {"tasks/synthetic.py": "1f0c..."}. With ``wanted``, only the code behind this name of the files counts."""
     root = root.resolve()
     waiting, used = [(path.resolve(), wanted) for path in files], dict[str, set[int]]()  # numbers of statements
-    sources = dict[str, Source]()
+    sources = dict[str, SourceFile]()
     while waiting:
         path, name_in_it = waiting.pop()
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
@@ -56,20 +55,20 @@ def modules(files: Iterable[Path], root: Path = ROOT, wanted: str = WHOLE) -> di
 
 
 def key(digests: Mapping[str, str]) -> str:
-    """One digest of all modules."""
+    """Return one digest of all modules."""
     return _digest("\n".join(f"{name} {digest}" for name, digest in digests.items()))
 
 
 def rest(root: Path = ROOT) -> str:
-    """A digest of everything else in Richter that numbers may come from."""
+    """Return a digest of everything else in Richter that numbers may come from."""
     paths = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*.py"))}
     return key({name: _digest(_code(ast.parse(path.read_bytes()))) for name, path in paths.items()
                 if (name in FRAME or name.partition("/")[0] not in FOLLOWED) and not {name, name.partition("/")[0]} & SHOWING})
 
 
 class Statement(NamedTuple):
-    """A statement at the top of a file: what it defines, its code with the imports that it relies on, the names of its own
-    file that it reads, and those of Richter that it reaches, in full. ``always``: it does something when the file is read."""
+    """A top-level statement of a file: the names it defines, its code with the imports that it relies on, the names of its
+    file that it reads, and the full names of Richter that it uses. ``always``: it runs when the file is imported."""
 
     defines: frozenset[str]
     code: str
@@ -78,15 +77,15 @@ class Statement(NamedTuple):
     always: bool
 
 
-class Source(NamedTuple):
-    """A file: its statements without imports, and what of Richter its imports bind."""
+class SourceFile(NamedTuple):
+    """A file: its statements without imports, and the names of Richter that its imports bind."""
 
     statements: tuple[Statement, ...]
     bound: Mapping[str, frozenset[str]]
 
     def reached(self, wanted: str) -> set[int]:
-        """The numbers of the statements behind a name: those that define it, those behind what these read, and those that
-        always run. Of a name that the file does not have, and of WHOLE, all."""
+        """Return the numbers of the statements behind a name: those that define it, those behind the names that these read,
+        and those that always run. For an unknown name, and for WHOLE, return all."""
         every = range(len(self.statements))
         if wanted not in self.bound and not any(wanted in s.defines for s in self.statements):
             return set(every)
@@ -100,7 +99,7 @@ class Source(NamedTuple):
         return numbers
 
     def handed_on(self, wanted: str) -> set[str]:
-        """What is imported under the wanted name for others; for WHOLE, what is imported and not used here."""
+        """Return the names that the file re-exports under the wanted name; for WHOLE, its unused imports."""
         if wanted != WHOLE:
             return {f"{dotted}.{WHOLE}" for dotted in self.bound.get(wanted, ())}
         read = {name for s in self.statements for name in s.reads}
@@ -109,7 +108,7 @@ class Source(NamedTuple):
 
 
 class _WithoutGuards(ast.NodeTransformer):
-    """What a guard is called with first, in the place of the call."""
+    """Transformer that replaces the call of a guard by its first argument."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -117,7 +116,8 @@ class _WithoutGuards(ast.NodeTransformer):
 
 
 @cache
-def _read(text: bytes, package: str = "") -> Source:
+def _read(text: bytes, package: str = "") -> SourceFile:
+    """Read a file into its statements and the names that its imports bind."""
     tree = _WithoutGuards().visit(ast.parse(text))
     bound: dict[str, set[str]] = defaultdict(set)  # a name in this file: what it stands for, of Richter or not
     for node in ast.walk(tree):
@@ -128,12 +128,14 @@ def _read(text: bytes, package: str = "") -> Source:
     statements = [_statement(node, bound, ours) for node in tree.body if not _stands_alone(node) and not _only_imports(node)]
     if any(BY_TEXT & s.reads for s in statements):
         statements = [s._replace(always=True) for s in statements]
-    return Source(tuple(statements), ours)
+    return SourceFile(tuple(statements), ours)
 
 
 def _statement(node: ast.stmt, bound: Mapping[str, set[str]], ours: Mapping[str, frozenset[str]]) -> Statement:
-    """After ``from richter import tasks as data``, the expression ``data.mnist(100)`` uses richter.tasks.mnist. A package that is
-    used in another way, as in ``getattr(data, name)``, is used whole: richter.tasks.*"""
+    """Read one statement.
+
+    After ``from richter import tasks as data``, the expression ``data.mnist(100)`` uses richter.tasks.mnist. A package that
+    is used in another way, as in ``getattr(data, name)``, is used whole: richter.tasks.*"""
     chains = {*_chains(node), *((WHOLE, ()) for _ in ours.get(WHOLE, ()))}  # `import *`: any name may come from there
     reads = frozenset(name for name, _ in chains)
     uses = frozenset(".".join((dotted, *attributes, WHOLE)) for name, attributes in chains for dotted in ours.get(name, ()))
@@ -143,7 +145,7 @@ def _statement(node: ast.stmt, bound: Mapping[str, set[str]], ours: Mapping[str,
 
 
 def _defines(node: ast.stmt) -> frozenset[str]:
-    """The function, class or constants that a statement makes; none of a statement that does something else besides."""
+    """Return the function, class or constants that a statement defines; none if the statement also does something else."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return frozenset({node.name})
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
@@ -155,7 +157,8 @@ def _defines(node: ast.stmt) -> frozenset[str]:
 
 
 def _registers(node: ast.stmt, bound: Mapping[str, set[str]]) -> bool:
-    """Has it a decorator of Richter, which may keep it in a list? Those of Python, of other libraries and of drawings do not."""
+    """Return whether a statement has a decorator of Richter, which may register it. Decorators of Python, of other libraries
+    and of drawings do not."""
     decorators = getattr(node, "decorator_list", [])
     names = {name for decorator in decorators for name, _ in _chains(decorator) if name not in dir(builtins)}
     return any(name not in bound or any(dotted.split(".")[0] == "richter" and dotted.split(".")[1:2] != ["report"]
@@ -163,7 +166,7 @@ def _registers(node: ast.stmt, bound: Mapping[str, set[str]]) -> bool:
 
 
 def _only_imports(node: ast.stmt) -> bool:
-    """Also ``if TYPE_CHECKING:`` with imports alone."""
+    """Return whether a statement only imports, also inside ``if TYPE_CHECKING:``."""
     inner = node.body if isinstance(node, ast.If) and not node.orelse else [node]
     return all(isinstance(part, (ast.Import, ast.ImportFrom)) for part in inner)
 
@@ -173,8 +176,8 @@ def _digest(text: str) -> str:
 
 
 def _code(node: object) -> str:
-    """A syntax tree as text, without strings that stand alone (docstrings). What is empty is left out, because versions of
-    Python differ in which empty fields they have."""
+    """Return a syntax tree as text, without docstrings. Empty fields are left out, because versions of Python differ in which
+    they have."""
     if isinstance(node, ast.AST):
         fields = [(name, value) for name, value in ast.iter_fields(node) if value is not None and value != []]
         return f"{type(node).__name__}({', '.join(f'{name}={_code(value)}' for name, value in fields)})"
@@ -184,16 +187,17 @@ def _code(node: object) -> str:
 
 
 def _stands_alone(node: object) -> bool:
+    """Return whether a node is a string that stands alone, such as a docstring."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
 def _package(path: Path, root: Path) -> str:
-    """What a dot stands for in an import of this file: ``from . import fig3`` in experiments/nfa/fig7.py."""
+    """Return the package that a dot stands for in an import of this file: ``from . import fig3`` in experiments/nfa/fig7.py."""
     return ".".join(("richter", *path.parent.relative_to(root).parts)) if path.is_relative_to(root) else ""
 
 
 def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
-    """(name in this file, what it stands for) of an import statement."""
+    """Yield (name in this file, full name) for each name of an import statement."""
     if isinstance(node, ast.ImportFrom):
         above = package.split(".")[:package.count(".") + 2 - node.level] if node.level else []
         module = ".".join((*above, node.module) if node.module else above)
@@ -206,7 +210,7 @@ def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, str]]:
 
 
 def _chains(node: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """The names that are read, each with the attributes that are taken of it: a.b.c is ("a", ("b", "c"))."""
+    """Yield the names that are read, each with the attributes taken of it: a.b.c is ("a", ("b", "c"))."""
     base, attributes = node, list[str]()
     while isinstance(base, ast.Attribute):
         attributes.append(base.attr)
@@ -219,8 +223,8 @@ def _chains(node: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _places(dotted: str, root: Path) -> list[tuple[Path, str]]:
-    """Where a name is: (file, name in it). Of what a package offers, the files that define it, or the whole package if no file
-    does; of a module by itself, all of it."""
+    """Return the (file, name in it) pairs that a full name refers to. A name of a package refers to the files that define it,
+    or to the whole package if no file does; a module by itself refers to all of it."""
     first, *parts = dotted.split(".")[1:]
     if first == WHOLE:
         return [(path, WHOLE) for package in FOLLOWED for path in (root / package).rglob("*.py")]
@@ -238,5 +242,5 @@ def _places(dotted: str, root: Path) -> list[tuple[Path, str]]:
 
 @cache
 def _defined(text: bytes) -> frozenset[str]:
-    """The functions, classes and constants of a file, not those that it imports."""
+    """Return the functions, classes and constants that a file defines itself."""
     return frozenset(name for node in ast.parse(text).body for name in _defines(node))

@@ -1,4 +1,4 @@
-"""The ledger as a page of the documents, docs/claims.md, made from stored records alone."""
+"""The ledger as docs/claims.md, made from stored records alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from richter.core import show_bytes
 from richter.core.values import reference
-from richter.experiments.ledger import VERDICTS, Place, Records, changed, changes, places, state_of
+from richter.experiments.ledger import VERDICTS, LedgerRow, Records, changed, changes, places, state_of
 from richter.experiments.staleness import ABSOLUTE, RELATIVE, Record
 
 if TYPE_CHECKING:
@@ -28,16 +28,16 @@ STATES = (
     f"{RELATIVE:g} of the number and {ABSOLUTE:g}), or when it was made before records named their modules.")
 
 
-def page(experiments: Iterable[Experiment], kept: Records) -> str:
-    """docs/claims.md."""
-    known = {e.name: e for e in experiments}
-    rows = places(known.values(), kept)
+def page(experiments: Iterable[Experiment], stored: Records) -> str:
+    """Return the text of docs/claims.md."""
+    by_name = {e.name: e for e in experiments}
+    rows = places(by_name.values(), stored)
     counts = Counter(p.verdict for p in rows)
     lines = ["# What the papers claim, and what was found", "", HEAD, "",
              "| verdict | which says | figures, tables and results |", "|---|---|---|",
              *(f"| {verdict} | {words} | {counts[verdict]} |" for verdict, words in VERDICTS.items()),
-             "", f"CPU-minutes spent on the records: {sum(r['cpu_minutes'] for r in kept.values()):.1f}.",
-             out_of_date(known, kept), ""]
+             "", f"CPU-minutes spent on the records: {sum(r['cpu_minutes'] for r in stored.values()):.1f}.",
+             out_of_date(by_name, stored), ""]
     for paper in dict.fromkeys(p.paper for p in rows):
         lines += [f"## `{paper}`: {reference(paper)['title']}", "",
                   "| place | what it shows | verdict | numbers |", "|---|---|---|---|",
@@ -49,12 +49,12 @@ def page(experiments: Iterable[Experiment], kept: Records) -> str:
     lines += [f"| `{r['experiment']}` | {r['scale']} | {r['tasks']} | {r['cpu_minutes']:.2f} | {show_bytes(r['memory'])} "
               f"| {r['date']} | `{(r['revision'] or 'none')[:10]}` "
               f"| {r['hardware'].get('processor', '')}, {r['hardware'].get('cores', '?')} cores "
-              f"| {_cell(_state(r, known.get(r['experiment']), kept))} |" for r in kept.values()]
+              f"| {_cell(_state(r, by_name.get(r['experiment']), stored))} |" for r in stored.values()]
     return "\n".join(lines) + "\n"
 
 
-def _changes(rows: Iterable[Place]) -> list[str]:
-    """Every verdict that is another one than before, with the reason."""
+def _changes(rows: Iterable[LedgerRow]) -> list[str]:
+    """Return a table row for every verdict that changed since the earlier ledger, with the reason."""
     lines = [f"| {row.paper} {row.place} | {was} | {row.verdict} | {_cell(why or 'not explained yet')} |"
              for row, was, why in changed(rows)]
     if not lines:
@@ -63,24 +63,24 @@ def _changes(rows: Iterable[Place]) -> list[str]:
             "| place | was | is | why |", "|---|---|---|---|", *lines, ""]
 
 
-def out_of_date(known: Mapping[str, Experiment], kept: Records) -> str:
-    """How many records of each scale are not of the code as it is."""
+def out_of_date(by_name: Mapping[str, Experiment], stored: Records) -> str:
+    """Return how many records of each scale are stale."""
     counts = []
     for scale in ("smoke", "paper"):
-        states = [state_of(r, known[r["experiment"]], kept) for r in kept.values()
-                  if r["scale"] == scale and r["experiment"] in known]
+        states = [state_of(r, by_name[r["experiment"]], stored) for r in stored.values()
+                  if r["scale"] == scale and r["experiment"] in by_name]
         counts.append(f"Records at {scale} scale: {len(states)}, stale: {sum(s.stale for s in states)}.")
     return " ".join(counts)
 
 
-def _state(record: Record, e: Experiment | None, kept: Records) -> str:
-    """For the table of records."""
+def _state(record: Record, e: Experiment | None, stored: Records) -> str:
+    """Return the state of a record for the table of records."""
     if e is None:
         return "its experiment is no more"
-    return str(state_of(record, e, kept)).replace("stale", "**stale**", 1)
+    return str(state_of(record, e, stored)).replace("stale", "**stale**", 1)
 
 
 def _cell(text: str) -> str:
-    """In a table of Markdown, where what is not code may not look like a tag."""
+    """Escape a text for a Markdown table; only code may contain a literal <."""
     parts = text.replace("|", "\\|").split("`")
     return "`".join(part if i % 2 else part.replace("<", "&lt;") for i, part in enumerate(parts))

@@ -1,4 +1,4 @@
-"""Rivals of claims about correlations: shuffled labels, random movements, a K whose eigenvectors are drawn anew."""
+"""Rivals of claims about correlations: shuffled labels, random movements, and K with random eigenvectors."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ Matrix = NDArray[np.float64]
 
 
 def shuffled(y: Tensor, seed: int) -> Tensor:
-    """The same labels, each at a random example."""
+    """Labels in a random order."""
     return y[torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))]
 
 
 def milestones(last: int, count: int) -> set[int]:
-    """The start, the end, and steps between them, evenly in their logarithms from 1 on."""
+    """Return the first step, the last, and steps between them that are evenly spaced in their logarithm."""
     return {0, last} | ({round(v) for v in np.geomspace(1, last, count)} if last else set())
 
 
 def weight(model: nn.Module, layer: str) -> Matrix:
-    """W [d_out,d_in] of a dense layer or, by patches, of a convolution."""
+    """Weight matrix W [d_out,d_in] of a dense layer or, by patches, of a convolution."""
     module: Any = model.get_submodule(layer)
     return np.array(module.weight.detach().flatten(1).double().cpu().numpy())
 
 
 def rotated(K: Matrix, draw: np.random.Generator) -> Matrix:
-    """Q with the spectrum of K and eigenvectors drawn anew.  [nfa, Sec. 2]"""
+    """Q with the spectrum of K and random eigenvectors. [nfa, Sec. 2]"""
     U = haar(len(K), draw)
     return (U * np.linalg.eigvalsh(K)) @ U.T
 
 
 def centred_correlation(moved: Matrix, K: Matrix) -> float:
-    """cos(D^T D, D^T K D) of a movement D [d_out,d_in], from G = D D^T, which is the smaller matrix in a convolution."""
+    """cos(D^T D, D^T K D) of a movement D [d_out,d_in], computed from G = D D^T, which is the smaller matrix in a
+    convolution."""
     G = moved @ moved.T
     KG = K @ G
     return float(np.sum(G * KG) / (np.linalg.norm(G) * np.sqrt(np.sum(KG * KG.T))))
 
 
 class Rivals:
-    """What the centred correlation of layers is by chance: ``rotated`` with another K of the same spectrum, ``gaussian`` with a
+    """Chance levels of the centred correlation of layers: ``rotated`` with another K of the same spectrum, ``gaussian`` with a
     movement of independent entries. A movement of few directions is correlated with any K.
 
     ``covariance(layer)``: K of a layer on the probe, if not that of all outputs at once."""
@@ -62,7 +63,7 @@ class Rivals:
         return weight(self.model, layer)
 
     def at(self, step: int) -> None:
-        """Before the first step nothing has moved, and there is no number."""
+        """Append the rivals at a step. Before the first step nothing has moved, and the numbers are NaN."""
         self.rows.append([self._by_chance(layer) if step else (np.nan, np.nan) for layer in self.layers])
 
     def _by_chance(self, layer: str) -> tuple[float, float]:
@@ -71,6 +72,6 @@ class Rivals:
         return centred_correlation(moved, Q), centred_correlation(Z, K)
 
     def arrays(self) -> dict[str, Matrix]:
-        """By name, [steps, layers]."""
+        """Return the recorded rivals by name, each [steps, layers]."""
         values = np.array(self.rows)
         return {"rotated": values[..., 0], "gaussian": values[..., 1]}

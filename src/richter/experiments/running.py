@@ -1,4 +1,5 @@
-"""Running experiments: tasks through the engine, claims against their intervals, controls that must fail, a record of it."""
+"""Running experiments: tasks through the engine, claims against their intervals, controls that must fail, and a record of it
+all."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ from richter.runs.format import hardware, plain, revision, versions
 
 
 class ExperimentError(RichterError, RuntimeError):
-    """A task of an experiment did not finish; what did is kept."""
+    """Error of an experiment with an unfinished task; finished tasks are kept."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and the number that our run gives for it, or a run of one of its controls; of a claim over seeds also the numbers
-    of each, and the interval in which their median or mean is known to lie."""
+    """A claim and the number that a run gives for it, or the number of a run of one of its controls. A claim over seeds also
+    has the number of each seed, and the interval of their median or mean."""
 
     claim: Claim
     value: float
@@ -39,38 +40,39 @@ class Finding:
 
     @classmethod
     def over(cls, claim: Claim, values: Mapping[Any, float], scale: Scale = "smoke", control: Control | None = None) -> Finding:
-        """From the number of each seed."""
+        """Return the finding that summarises the numbers of all seeds."""
         whole = summary(list(values.values()), claim.by, claim.expect)
         return cls(claim, whole.value, scale, control, values, whole.interval, whole.coverage)
 
     @property
     def holds(self) -> bool:
-        """Is the number in the bar? Of a claim about each seed: are nine of ten?"""
+        """Return whether the number is in the bar; for a claim about each seed, whether nine of ten are."""
         if self.claim.over and self.claim.by == "each":
             return self.value >= SHARE
         return math.isfinite(self.value) and self.value in self.claim.expect
 
     @property
     def enough(self) -> bool:
-        """Are there seeds enough to decide anything? One number that is over everything has none."""
+        """Return whether there are enough seeds to decide. A claim about one number needs none."""
         return not self.claim.over or len(self.values) >= ENOUGH
 
     @property
     def sure(self) -> bool:
-        """Is the whole interval over seeds in the bar?"""
+        """Return whether the whole interval over seeds is in the bar."""
         if not self.claim.over or self.claim.by == "each":
             return True
         return self.interval is not None and self.interval.low in self.claim.expect and self.interval.high in self.claim.expect
 
     @property
     def verdict(self) -> str:
+        """Verdict on the claim: holds, holds on average, too few seeds, differs, or does not hold."""
         if self.holds:
             return TOO_FEW if not self.enough else "holds" if self.sure else ON_AVERAGE
         return "differs" if self.claim.differs_at(self.scale) else "does not hold"
 
     @property
     def failure(self) -> str:
-        """Why a check of this claim fails; empty if it does not."""
+        """Reason why the check of this claim fails; empty if it passes."""
         if self.unread:
             return ""
         if self.verdict in ("holds", ON_AVERAGE) and (why := self.claim.differs_at(self.scale)):
@@ -79,12 +81,14 @@ class Finding:
 
     @property
     def invalid(self) -> bool:
-        """Does a control prove nothing? NaN lies in no bar, and infinity in the bar fails only because it is infinite."""
+        """Return whether a control proves nothing. NaN lies in no bar, and infinity outside the bar fails only because it is
+        infinite."""
         numbers = [*self.values.values(), self.value]
         return any(math.isnan(v) or (math.isinf(v) and v in self.claim.expect) for v in numbers)
 
     @property
     def record(self) -> dict[str, Any]:
+        """Entry of the claim in the record of its experiment."""
         c, differs = self.claim, self.claim.differs_at(self.scale)
         given = {"differs": differs, "places": list(c.places), "was": c.was}
         seeds = {"over": c.over, "by": c.by, "n": len(self.values),
@@ -96,8 +100,9 @@ class Finding:
 
     @property
     def outcome(self) -> str:
-        """Of a control: it fails when no part of its interval over seeds is in the bar (with fewer seeds than give one: none of
-        its numbers; of a claim about each: fewer than half of them), and on average when only its median or mean is outside."""
+        """Outcome of a control. It fails when no part of its interval over seeds is in the bar (without an interval: none of
+        its numbers; for a claim about each seed: fewer than half). It fails on average when only its median or mean is
+        outside."""
         if self.invalid or self.holds:
             return "invalid" if self.invalid else "holds"
         expect = self.claim.expect
@@ -111,14 +116,14 @@ class Finding:
 
     @property
     def as_control(self) -> dict[str, Any]:
-        """As the record of its claim keeps it."""
+        """Entry of a control in the record of its claim."""
         return {"text": self.control.text if self.control else "", "value": _finite(self.value), "outcome": self.outcome}
 
 
 @dataclass(frozen=True)
 class Checked:
-    """An experiment that was run: its results, the number of each claim, and a record of both for the ledger. After its controls
-    were run too, the number of each claim on each of them."""
+    """An experiment after its run: its results, the number of each claim, and a record for the ledger. After its controls
+    were run too, it has the number of each claim on each of them."""
 
     experiment: Experiment
     scale: Scale
@@ -130,28 +135,29 @@ class Checked:
 
     @property
     def failed(self) -> bool:
+        """Return whether a claim fails the check, or a control holds or is invalid."""
         return any(f.failure for f in self.findings) or any(f.outcome in ("holds", "invalid") for f in self.against)
 
     @property
     def minutes(self) -> float:
-        """Of the processor, for all tasks, those of the controls too."""
+        """Processor minutes of all tasks, including those of the controls."""
         return sum(self.seconds.values()) / 60
 
 
 def run(e: Experiment, settings: Any, store: str | Path, workers: int = 1, fresh: bool = False) -> Results:
-    """All tasks; what was finished before is not run again, unless it is to be fresh."""
+    """Run all tasks and return their results. Finished tasks are not run again, unless ``fresh``."""
     return _finished(e, settings, store, workers, fresh)[0]
 
 
-class Summary(NamedTuple):
-    """Where the run of a whole experiment lies, and what its drawings lack."""
+class CheckSummary(NamedTuple):
+    """Folder of the summary of an experiment, and the faults of its drawings."""
 
     folder: Path
     faults: list[str]
 
 
-def summarise(c: Checked, store: str | Path) -> Summary:
-    """A run of its own for the whole experiment: settings, claims and figures, also as files beside it."""
+def summarise(c: Checked, store: str | Path) -> CheckSummary:
+    """Write a run of its own for the whole experiment: settings, claims and figures, and the figures as files beside it."""
     from richter.report.drawing import faults
     from richter.report.figures import save
     lacking = list[str]()
@@ -172,12 +178,12 @@ def summarise(c: Checked, store: str | Path) -> Summary:
             lacking += [f"{name}: {fault}" for fault in faults(figure)]
             for path in save(figure, folder / name):
                 run.figure(name, path.suffix[1:], path.read_bytes())
-    return Summary(folder, lacking)
+    return CheckSummary(folder, lacking)
 
 
 def check(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1, fresh: bool = False,
           changes: Mapping[str, Any] | None = None) -> Checked:
-    """Run it and hold each claim against its interval."""
+    """Run an experiment and compare each claim with its interval."""
     results, runs = _finished(e, e.settings(scale, **(changes or {})), store, workers, fresh)
     findings = tuple(_read(c, results, scale, lenient=bool(changes)) for c in e.claims)
     about, seconds = [run.about for run in runs], _seconds(runs)
@@ -194,7 +200,7 @@ def check(e: Experiment, scale: Scale, store: str | Path, *, workers: int = 1, f
 
 
 def finding(c: Claim, results: Results, scale: Scale = "smoke", control: Control | None = None) -> Finding:
-    """The number of a claim: one of all results, or one for each seed."""
+    """Return the number of a claim: one of all results, or one for each seed."""
     if not c.over:
         return Finding(c, float(c.value(results)), scale, control)
     values = {v: float(c.value(results.where(**{c.over: v}))) for v in results.distinct(c.over)}
@@ -202,7 +208,8 @@ def finding(c: Claim, results: Results, scale: Scale = "smoke", control: Control
 
 
 def _read(c: Claim, results: Results, scale: Scale, *, lenient: bool) -> Finding:
-    """Its finding. Under changed settings there may be nothing to read a number from, such as one width of a claim about two."""
+    """Return the finding of a claim. Changed settings may leave nothing to read a number from, such as one width for a claim
+    about two."""
     try:
         return finding(c, results, scale)
     except Exception as why:
@@ -216,7 +223,7 @@ def _named(why: Exception) -> str:
 
 
 def with_controls(checked: Checked, store: str | Path, *, workers: int = 1) -> Checked:
-    """And each claim on its controls, where it must not hold."""
+    """Run the controls of each claim, on which it must not hold, and add their findings."""
     e, scale = checked.experiment, checked.scale
     against, seconds = list[Finding](), dict(checked.seconds)
     for c in e.claims:
@@ -229,30 +236,31 @@ def with_controls(checked: Checked, store: str | Path, *, workers: int = 1) -> C
 
 
 def _weighed(f: Finding, controls: list[dict[str, Any]]) -> dict[str, Any]:
-    """The record of a claim with its controls. It holds on average only when one of them fails on average only."""
+    """Return the record of a claim with its controls. The claim holds on average only if one of them fails on average only."""
     close = f.verdict == "holds" and any(c["outcome"] == "fails on average" for c in controls)
     return {**f.record, **({"verdict": ON_AVERAGE} if close else {}), "controls": controls}
 
 
 def start(e: Experiment, store: str | Path) -> None:
-    """One step of the first task at the paper's scale: does it start?"""
+    """Do one step of the first task at the paper's scale, to check that it starts."""
     first = _tasks(e, e.settings("paper", **e.start))[:1]
     _raise(e, sweep(e.work, first, Path(store) / "experiments" / e.name, key=e.task_key, title=f"{e.name} (first step)",
                     fresh=True))
 
 
 def _tasks(e: Experiment, settings: Any) -> list[Any]:
+    """Return the tasks under these settings, or raise if there are none."""
     try:
         tasks = list(e.tasks(settings))
     except ValueError as why:
         raise SelectionError(f"{e.name}: these settings do not fit together ({why}).") from why
     if not tasks:
-        raise SelectionError(f"{e.name}: with these settings there is nothing to do.")
+        raise SelectionError(f"{e.name}: with these settings there is nothing to do: a list that tasks run over is empty.")
     return tasks
 
 
 def _finished(e: Experiment, settings: Any, store: str | Path, workers: int, fresh: bool) -> tuple[Results, list[Run]]:
-    """All tasks through the engine: what they returned, and their runs on disk."""
+    """Run all tasks through the engine; return their results and their runs on disk."""
     outcomes = sweep(e.work, _tasks(e, settings), Path(store) / "experiments" / e.name, workers=workers, fresh=fresh,
                      key=e.task_key, title=e.name)
     _raise(e, outcomes)
@@ -261,22 +269,26 @@ def _finished(e: Experiment, settings: Any, store: str | Path, workers: int, fre
 
 
 def _raise(e: Experiment, outcomes: Iterable[Outcome]) -> None:
+    """Raise if a task did not finish."""
     broken = [o for o in outcomes if o.error]
     if broken:
         raise ExperimentError(f"{e.name}: {len(broken)} of {len(list(outcomes))} tasks did not finish. The first, "
-                              f"{broken[0].path}: {broken[0].error}. What finished is kept; the same command goes on.")
+                              f"{broken[0].path}: {broken[0].error}. Finished tasks are kept; the same command resumes "
+                              f"the others.")
 
 
 def _seconds(runs: Iterable[Run]) -> dict[Path, float]:
+    """Return the processor seconds of each run."""
     return {run.path: run.about.get("cpu_seconds", 0.0) for run in runs}
 
 
 def _finite(v: float) -> float | None:
+    """Return a number, or None if it is not finite: JSON has no NaN."""
     return v if math.isfinite(v) else None
 
 
 def _hardware() -> dict[str, Any]:
-    """What numbers and costs depend on besides the code."""
+    """Return the hardware and number of threads that numbers and costs depend on."""
     torch, machine = sys.modules.get("torch"), hardware()
     return {**{k: machine[k] for k in ("processor", "cores") if k in machine},
             **({"threads": torch.get_num_threads()} if torch is not None else {})}

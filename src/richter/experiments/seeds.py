@@ -1,14 +1,13 @@
-"""One number out of the numbers of several seeds, and how sure it is: what a claim `over="seed"` is judged by.
+"""Summary of a claim's numbers over several seeds: one number, and its interval.
 
 >>> summary([0.91, 0.94, 0.93, 0.95, 0.92], "median")
-Summary(value=0.93, interval=[0.91, 0.95], coverage=0.9375)
+SeedSummary(value=0.93, interval=[0.91, 0.95], coverage=0.9375)
 
-``median``: the interval is from one order statistic to its mirror image, the innermost pair that covers the true median with
-95 %. Fewer than six values have no such pair: the interval is from the smallest to the largest, which covers it with
-1 - 2^(1-n), 94 % for five values (the percentile bootstrap gives the same ends). ``mean``: Student's t. Both hold for seeds
-that are drawn alike; only Student's asks for a normal distribution. ``each``: the share of values inside the bar with
-Wilson's interval, which is shown and not weighed, because it would ask for 35 seeds at the least.
-"""
+``median``: the interval goes from one order statistic to its mirror image, the innermost pair that covers the true median
+with 95 %. Fewer than six values have no such pair. Their interval goes from the smallest to the largest value, which covers
+the median with 1 - 2^(1-n), 94 % for five values (the percentile bootstrap gives the same ends). ``mean``: Student's
+interval. Both assume that seeds are drawn independently and alike; only Student's asks for a normal distribution. ``each``:
+the share of values inside the bar, with Wilson's interval. It is shown and does not decide, because it would need 35 seeds."""
 
 from __future__ import annotations
 
@@ -28,26 +27,27 @@ SHARE = 0.9  # of the values that must lie in the bar, for a claim about each; o
 ON_AVERAGE, TOO_FEW = "holds on average", "too few seeds"  # verdicts on numbers that are in their bar
 
 
-class Summary(NamedTuple):
-    """One number for all values. It has no interval for one value alone, for none, or where some are no numbers."""
+class SeedSummary(NamedTuple):
+    """Summary of all values. It has no interval if there are fewer than two values or if one is not finite."""
 
     value: float
     interval: Interval | None
     coverage: float  # with which the interval contains what infinitely many seeds would give
 
 
-def summary(values: Sequence[float], by: By, expect: Interval | None = None) -> Summary:
-    """The median, the mean, or the share of values in ``expect``. NaN among the values is NaN, or a value outside."""
+def summary(values: Sequence[float], by: By, expect: Interval | None = None) -> SeedSummary:
+    """Median, mean, or share of the values in ``expect``. A median or mean with NaN among the values is NaN; a share counts
+    NaN as outside."""
     x = sorted(map(float, values))
     if not x:
-        return Summary(math.nan, None, 0.0)
+        return SeedSummary(math.nan, None, 0.0)
     if by == "each":
         inside = sum(math.isfinite(v) and expect is not None and v in expect for v in x)
-        return Summary(inside / len(x), wilson(inside, len(x)), LEVEL)
+        return SeedSummary(inside / len(x), wilson(inside, len(x)), LEVEL)
     value = math.nan if any(map(math.isnan, x)) else statistics.median(x) if by == "median" else statistics.fmean(x)
     if len(x) < 2 or not all(map(math.isfinite, x)):
-        return Summary(value, None, 0.0)
-    return Summary(value, *(_of_median(x) if by == "median" else _of_mean(x)))
+        return SeedSummary(value, None, 0.0)
+    return SeedSummary(value, *(_of_median(x) if by == "median" else _of_mean(x)))
 
 
 def wilson(inside: int, n: int) -> Interval:
@@ -57,7 +57,7 @@ def wilson(inside: int, n: int) -> Interval:
 
 
 def _of_median(x: list[float]) -> tuple[Interval, float]:
-    """The interval between two order statistics and its coverage, by the binomial distribution of a fair coin."""
+    """Interval between two order statistics and its coverage, by the binomial distribution of a fair coin."""
     from scipy.special import bdtr
     n = len(x)
     rank = max([r for r in range(1, n // 2 + 1) if 2 * bdtr(r - 1, n, 0.5) <= 1 - LEVEL], default=1)
@@ -65,6 +65,7 @@ def _of_median(x: list[float]) -> tuple[Interval, float]:
 
 
 def _of_mean(x: list[float]) -> tuple[Interval, float]:
+    """Student's interval of the mean and its coverage."""
     from scipy.stats import t
     half = float(t.ppf((1 + LEVEL) / 2, len(x) - 1)) * statistics.stdev(x) / math.sqrt(len(x))
     return Interval(statistics.fmean(x) - half, statistics.fmean(x) + half), LEVEL

@@ -1,5 +1,5 @@
-"""Does a record still say what the code does? It is stale when the modules that it came from have changed since
-(`richter.experiments.keys`), when it does not name them, or when the experiment, run again, gives other numbers."""
+"""Comparison of a record with the code. A record is stale when its modules have changed (`richter.experiments.keys`), when it
+does not name them, or when the experiment, run again, gives other numbers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Standing:
-    """How a record stands to the code as it is."""
+    """Result of comparing a record with the code."""
 
     names_modules: bool = True  # False: it was made before records did
     changed: tuple[str, ...] = ()  # modules that are not what they were
     moved: tuple[str, ...] = ()  # claims whose number is another one, each with both numbers
-    elsewhere: str = ""  # the record's own machine, if the numbers were compared with those of another one
+    recorded_on: str = ""  # the record's own machine, if the numbers were compared with those of another one
 
     @property
     def stale(self) -> bool:
+        """Return whether the record can no longer be trusted."""
         return bool(self.changed or self.moved) or not self.names_modules
 
     def __str__(self) -> str:
@@ -38,17 +39,16 @@ class Standing:
             parts.append(f"changed since: {', '.join(self.changed)}")
         if self.moved:
             parts.append(f"other numbers: {', '.join(self.moved)}")
-        if self.moved and self.elsewhere:
-            parts.append(f"made on another machine, which rounds in its own way ({self.elsewhere})")
+        if self.moved and self.recorded_on:
+            parts.append(f"made on another machine, which rounds differently ({self.recorded_on})")
         if not self.names_modules:
-            parts.append("made before records named their modules: whether they have changed since is not known")
+            parts.append("made before records named their modules: it is not known whether they have changed")
         return "; ".join(parts)
 
 
 def standing(e: Experiment, record: Record, again: Record | None = None) -> Standing:
-    """``record`` against the experiment as it is defined now and, if there is one, against a record of the same scale that was
-    made ``again``. A record of the paper's scale keeps the numbers of smoke at its time, so that it can be compared with a
-    record of smoke."""
+    """Compare ``record`` with the experiment as it is defined now and, if given, with a record ``again`` of a new run. A
+    record of the paper's scale keeps the numbers of smoke at its time, so that it can be compared with a new record of smoke."""
     then = record
     if again is not None and again["scale"] != record["scale"]:
         then = record.get("smoke", {"claims": []})
@@ -58,24 +58,24 @@ def standing(e: Experiment, record: Record, again: Record | None = None) -> Stan
 
 
 def changed_modules(then: Mapping[str, str], now: Mapping[str, str]) -> tuple[str, ...]:
-    """The modules with another digest, and those that are only in one of the two."""
+    """Return the modules with another digest, and those that are only in one of the two."""
     return tuple(name for name in sorted({*then, *now}) if then.get(name) != now.get(name))
 
 
 def moved_numbers(then: Record, now: Record) -> tuple[str, ...]:
-    """The claims of both records whose numbers differ by more than rounding."""
+    """Return the claims of both records whose numbers differ by more than rounding."""
     values = {claim["text"]: claim["value"] for claim in now["claims"]}
     return tuple(f"{claim['text']}: was {claim['value']!r}, is {values[claim['text']]!r}" for claim in then["claims"]
                  if claim["text"] in values and not same(claim["value"], values[claim["text"]]))
 
 
 def same(a: float | None, b: float | None) -> bool:
-    """None is a claim without a number."""
+    """Return whether two numbers agree up to rounding. None is a claim without a number."""
     return a is b if a is None or b is None else math.isclose(a, b, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
 def machine(record: Record) -> str:
-    """What numbers depend on besides the code."""
+    """Return the hardware and versions that numbers depend on besides the code."""
     hardware, versions = record.get("hardware", {}), record.get("versions", {})
     parts = [hardware.get("processor", ""), *(f"{hardware[k]} {k}" for k in ("cores", "threads") if k in hardware),
              *(f"{name} {versions[name]}" for name in ("torch", "numpy") if name in versions)]
@@ -83,6 +83,6 @@ def machine(record: Record) -> str:
 
 
 def for_comparison(smoke: Record) -> dict[str, Any]:
-    """What a record of the paper's scale keeps of the smoke record at its time."""
+    """Return the part of a smoke record that is stored in the record of the paper's scale."""
     return {"date": smoke["date"], "claims": [{"text": claim["text"], "value": claim["value"]} for claim in smoke["claims"]],
             "versions": smoke["versions"], "hardware": smoke["hardware"]}

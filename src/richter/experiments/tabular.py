@@ -8,7 +8,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, product
 from typing import Any
@@ -18,8 +18,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from richter.core import RichterError
+from richter.experiments.kit import Task, Writer
 from richter.learners import Gaussian, Laplace, LaplaceL1, RFMClassifier, RFMRegressor
-from richter.runs import Writer
 from richter.tasks import table_names, tables
 from richter.tasks.tabular import same_tables
 
@@ -148,7 +148,7 @@ def by_folds(model: Any, X: Array, y: Array, classify: bool, seed: int, most: in
 
 
 @dataclass(frozen=True)
-class Cost:
+class SearchCost:
     """Processor seconds that judging one setting takes: ``one`` (rows / 500)^b (columns / 10)^c outputs^e, and at least
     ``least``; outputs are the classes if there are more than two, else 1. ``again``: what the fit of all rows in the end takes,
     in the same unit. Measured on the tables that choices are made on, so that the number of settings tried follows from the
@@ -160,7 +160,7 @@ class Cost:
     again: float = 1.0
 
     def settings(self, budget: float, X: Array, y: Array, classify: bool) -> int:
-        """How many are tried in so many seconds; at least the first."""
+        """Number of settings that are tried in so many seconds, at least the first."""
         b, c, e = self.exponents
         classes = len(np.unique(y)) if classify else 1
         seconds = self.one * (len(X) / 500) ** b * (X.shape[1] / 10) ** c * (classes if classes > 2 else 1) ** e
@@ -174,11 +174,11 @@ class Method:
     make: Callable[..., Any]
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     judge: Callable[[Any, Array, Array, bool, int], float] = by_folds
-    cost: Cost = Cost()
+    cost: SearchCost = SearchCost()
     default: Setting = field(default_factory=dict)
 
     def settings(self, seed: int) -> Iterator[Setting]:
-        """As it comes, and then the grid in a random order."""
+        """Yield the default setting, then the grid in a random order."""
         yield self.default
         choices = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
         yield from (choices[i] for i in np.random.default_rng(seed).permutation(len(choices)))
@@ -197,21 +197,21 @@ METHODS: dict[str, Method] = {
     "ridge": Method(rfm, default={"iterations": 0}),
     "chosen": Method(rfm, {"kernel": (Laplace(), LaplaceL1(), Gaussian()), "diagonal": (False, True),
                            "features": ("agop", "fact"), "power": (None, 0.25)},
-                     lambda model, X, y, classify, seed: -model.fit(X, y).loss_, Cost(0.333, (1.69, 0.05, 0.06), 0.08)),
+                     lambda model, X, y, classify, seed: -model.fit(X, y).loss_, SearchCost(0.333, (1.69, 0.05, 0.06), 0.08)),
     "xrfm": Method(Xrfm, {"kernel": ("l2_high_dim", "l1", "l2"), "diag": (False, True), "exponent": (0.7, 1.0, 1.4),
                           "bandwidth": (1.0, 3.0, 10.0, 30.0), "reg": (1e-4, 1e-3, 1e-2, 1e-1, 1.0)},
-                   lambda model, X, y, classify, seed: model.judged(X, y), Cost(0.141, (1.83, 0.48, 0.03), 0.02, again=5)),
+                   lambda model, X, y, classify, seed: model.judged(X, y), SearchCost(0.141, (1.83, 0.48, 0.03), 0.02, again=5)),
     "forest": Method(forest, {"max_features": ("sqrt", 0.33, 0.67, 1.0), "min_samples_leaf": (1, 2, 5, 10)},
-                     lambda model, X, y, classify, seed: model.fit(X, y).oob_score_, Cost(0.328, (0.31, 0.08, 0.01), 0.2)),
+                     lambda model, X, y, classify, seed: model.fit(X, y).oob_score_, SearchCost(0.328, (0.31, 0.08, 0.01), 0.2)),
     "boosting": Method(boosting, {"learning_rate": (0.03, 0.1, 0.3), "max_iter": (50, 100, 300), "max_leaf_nodes": (7, 15, 31),
                                   "l2_regularization": (0.0, 1.0, 10.0), "min_samples_leaf": (5, 20)},
-                       by_folds, Cost(0.324, (0.81, 0.36, 0.92), 0.15, again=0.5)),
+                       by_folds, SearchCost(0.324, (0.81, 0.36, 0.92), 0.15, again=0.5)),
     "lightgbm": Method(lightgbm, {"learning_rate": (0.03, 0.1, 0.3), "n_estimators": (50, 100, 300), "num_leaves": (7, 15, 31),
                                   "reg_lambda": (0.0, 1.0, 10.0), "min_child_samples": (5, 20)},
-                       by_folds, Cost(0.05, (0.43, 0.37, 1.06), 0.025, again=0.5)),
+                       by_folds, SearchCost(0.05, (0.43, 0.37, 1.06), 0.025, again=0.5)),
     "network": Method(network, {"hidden_layer_sizes": ((128, 128), (256,), (64, 64, 64)), "alpha": (1e-4, 1e-2, 1.0),
                                 "learning_rate_init": (1e-3, 3e-3, 1e-2)},
-                      partial(by_folds, most=1), Cost(0.342, (0.92, -0.25, 0.17), 0.1, again=1.5),
+                      partial(by_folds, most=1), SearchCost(0.342, (0.92, -0.25, 0.17), 0.1, again=1.5),
                       {"hidden_layer_sizes": (128, 128)}),
 }
 
@@ -229,11 +229,11 @@ def part(which: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Every table by ``folds`` outer folds, the same for all methods, copies of a row never in two of them; columns standardised
-    on the training rows. A method with a grid tries as many of its settings as ``budget`` seconds of the processor pay for, and
-    is fitted again to all training rows with the best; RFM, FACT-RFM and kernel ridge regression, as they come, search nothing
-    but what ``fit`` chooses. Of larger tables ``rows`` are drawn."""
+class TabularSettings:
+    """Evaluation on every table by ``folds`` outer folds, the same for all methods; copies of a row are never in two folds.
+    Columns are standardised on the training rows. A method with a grid tries as many of its settings as ``budget`` seconds of
+    the processor pay for, and is fitted again to all training rows with the best. RFM, FACT-RFM and kernel ridge regression
+    with default settings search nothing but what ``fit`` chooses. Of larger tables ``rows`` are sampled."""
 
     sets: tuple[str, ...] = ()  # all of the second part
     methods: tuple[str, ...] = tuple(METHODS)
@@ -246,43 +246,34 @@ class Settings:
     seed: int = 0
 
 
-@dataclass(frozen=True)
-class Task:
-    """One method on one table: a part that is resumed by itself. ``change``: "spoiled", "plain" or "sharp"."""
-
-    table: str
-    method: str
-    folds: int
-    rows: int
-    budget: float
-    seed: int
-    change: str = ""
-
-
-def tasks(s: Settings) -> list[Task]:
+def method_on_table(s: TabularSettings) -> list[Task[TabularSettings]]:
+    """Return a task for each method on each table. ``change`` of a task: "spoiled", "plain", "sharp" or none."""
     def change(method: str) -> str:
         own = "plain" if s.plain else "sharp" if s.sharp else ""
         return "spoiled" if method in s.spoiled else own if method == "rfm" else ""
-    return [Task(table, method, s.folds, s.rows, s.budget, s.seed, change(method))
+    rest = replace(s, sets=(), methods=(), spoiled=(), plain=False, sharp=False)
+    return [Task(rest, table=table, method=method, change=change(method))
             for table in s.sets or part(1) for method in s.methods]
 
 
-def whole(t: Task) -> tuple[Array, Array, bool]:
-    """All rows of a table, or a sample of them; and whether it is one of classification."""
-    data = tables(t.table, seed=t.seed, standardise=False, dtype=torch.float64)
-    X, y = torch.cat([data.x, data.x_test]).numpy()[:t.rows], torch.cat([data.y, data.y_test]).numpy()[:t.rows]
+def whole(t: Task[TabularSettings]) -> tuple[Array, Array, bool]:
+    """Return all rows of a table, or a sample of them, and whether it is a classification table."""
+    data = tables(t.table, seed=t.settings.seed, standardise=False, dtype=torch.float64)
+    X, y = torch.cat([data.x, data.x_test]).numpy()[:t.settings.rows], torch.cat([data.y, data.y_test]).numpy()[:t.settings.rows]
     return X, y if y.ndim == 1 else y[:, 0], y.ndim == 1
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[TabularSettings], run: Writer) -> Mapping[str, ArrayLike]:
     X, y, classify = whole(t)
     method = Method(rfm, default={"iterations": 0}) if t.change == "plain" else METHODS[t.method]
-    folds = [one_fold(t, method, X, y, classify, k, *rows) for k, rows in enumerate(cut(X, y, t.folds, classify, t.seed))]
+    parts = cut(X, y, t.settings.folds, classify, t.settings.seed)
+    folds = [one_fold(t, method, X, y, classify, k, *rows) for k, rows in enumerate(parts)]
     run.progress(1.0)
     return {**{name: np.array([fold[name] for fold in folds]) for name in folds[0]}, "rows": len(X), "classify": classify}
 
 
-def one_fold(t: Task, method: Method, X: Array, y: Array, classify: bool, k: int, train: Array, test: Array) -> dict[str, float]:
+def one_fold(t: Task[TabularSettings], method: Method, X: Array, y: Array, classify: bool, k: int, train: Array,
+             test: Array) -> dict[str, float]:
     """The score on the rows of one fold, what it took, and the log loss beside that of the class frequencies."""
     mean, deviation = X[train].mean(0), X[train].std(0)
     x = (X - mean) / np.where(deviation > 0, deviation, 1)
@@ -291,7 +282,7 @@ def one_fold(t: Task, method: Method, X: Array, y: Array, classify: bool, k: int
     begun = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # 200 epochs are the network's, as it is shipped; constant columns; rare classes
-        model, tried = method.fitted(x[train], labels, classify, t.seed, t.budget)
+        model, tried = method.fitted(x[train], labels, classify, t.settings.seed, t.settings.budget)
     seconds = time.process_time() - begun
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # lightgbm was fitted without names of columns
@@ -301,7 +292,7 @@ def one_fold(t: Task, method: Method, X: Array, y: Array, classify: bool, k: int
 
 
 def log_losses(model: Any, X: Array, y: Array, sharp: bool) -> tuple[float, float]:
-    """Of the probabilities and of the class frequencies of the training rows, on new rows whose class was among these."""
+    """Log loss of the probabilities, and that of the class frequencies of the training rows, on new rows of a known class."""
     known = np.isin(y, model.classes_)
     column = np.searchsorted(model.classes_, y[known])
     if sharp:

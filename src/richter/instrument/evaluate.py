@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,20 +32,21 @@ from richter.instrument.statistics.frame import (
     Missing,
     NoError,
     OutOfRange,
-    Pass,
+    ProbePass,
     Stack,
     Wants,
     check_memory,
     due_of,
-    every,
     gather,
     joined,
     leaves,
+    leaving_at,
     needed,
     place_of,
     streamed,
     survey_bytes,
     together,
+    values_at,
     wants_of,
 )
 from richter.instrument.subject import Subject
@@ -257,8 +258,10 @@ class Evaluation:
     def _at(self, place: str, plans: Sequence[MeasurePlan], statistics: Mapping[Key, Gathering]) -> list[Row]:
         """Rows of one place."""
         gatherings = [[statistics[key] for key in p.keys] for p in plans]
-        values = [_values(p, place, of_measure) for p, of_measure in zip(plans, gatherings, strict=True)]
-        noise = self._noise([] if self.subject.audit is None else self.subject.audit.faint)
+        known = values_at(place, {key: statistics[key] for p in plans if not p.reason for key in p.keys})
+        values = [_values(p, known) for p in plans]
+        audit = self.subject.audit
+        noise = self._noise([] if audit is None else audit.faint) if any(p.gradients for p in plans) else Noise()
         rounded = (place in noise.maps, place in noise.modules)
         return [self._row(p, place, of_measure, arguments, rounded[p.of_kernels] and p.gradients)
                 for p, of_measure, arguments in zip(plans, gatherings, values, strict=True)]
@@ -297,8 +300,19 @@ class Evaluation:
     def _noise(self, faint: list[str]) -> Noise:
         """Maps and modules whose gradients are nothing but rounding errors, on a few examples."""
         if self._rounded is None or self._rounded[0] != faint:
-            self._rounded = faint, rounding_errors(self.subject.network, self.subject.few, faint)
+            known = self.subject.gradients
+            noise = rounding_errors(self.subject.network, self.subject.few, faint, self._without_maps, known)
+            known.update({*noise.shares, *noise.tried} - noise.maps - noise.modules)
+            self._rounded = faint, noise
         return self._rounded[1]
+
+    @cached_property
+    def _without_maps(self) -> list[str]:
+        """Modules without maps of which kernels are measured."""
+        with_maps = {info.module for info in self.subject.survey.maps.values()}
+        families = [family for stage in self.plan.stages for family in stage.families]
+        return list(dict.fromkeys(place for places, plans in families if any(p.of_kernels and p.gradients for p in plans)
+                                  for place in places if place not in with_maps))
 
     @cached_property
     def _precision(self) -> Remark:
@@ -350,14 +364,10 @@ class Evaluation:
             warnings.warn(blind[0] + (f" ({len(blind)} layers in all.)" if len(blind) > 1 else ""), RichterWarning, stacklevel=5)
 
 
-def _values(p: MeasurePlan, place: str, statistics: Sequence[Gathering]) -> list[Any] | Missing:
+def _values(p: MeasurePlan, known: Mapping[Key, Any]) -> list[Any] | Missing:
     """Values of the statistics of a measure, or why there are none."""
-    try:
-        if p.reason:
-            return Missing(p.reason)
-        return every([partial(s.value, place) for s in statistics]) if len(statistics) > 1 else [statistics[0].value(place)]
-    except Missing as why:
-        return why.with_traceback(None)  # which would hold what was gathered
+    values = [Missing(p.reason)] if p.reason else [known[key] for key in p.keys]
+    return next((v for v in values if isinstance(v, Missing)), values)
 
 
 def _symmetric(M: Tensor) -> Tensor:
@@ -372,10 +382,9 @@ def _errors(m: Measure, place: str, statistics: Sequence[Gathering], values: Seq
     """Jackknife errors by kind of group, NaN where there is none. Raises NoError where it is known why there is none at all."""
     errors: dict[str, float] = {}
     reason: NoError | None = None
-    for kind, groups in {kind: n for s in statistics for kind, n in s.groups.items()}.items():
+    for kind in dict.fromkeys(kind for s in statistics for kind in s.groups):
         try:
-            errors[kind] = _error(m, kind, [s.leaving(place, kind) if kind in s.groups else [value] * groups
-                                            for s, value in zip(statistics, values, strict=True)])
+            errors[kind] = _error(m, kind, leaving_at(place, kind, statistics, values))
         except NoError as why:
             errors[kind], reason = math.nan, reason or why
         except (Missing, ArithmeticError, TypeError, ValueError):  # e.g. only examples of one group reach this layer
@@ -388,7 +397,7 @@ def _errors(m: Measure, place: str, statistics: Sequence[Gathering], values: Seq
 def _error(m: Measure, kind: str, left_out: Sequence[Sequence[Any]]) -> float:
     """Jackknife error over one kind of group, from each statistic with one group left out: one call of the measure for all groups
     if it takes numbers with a leading axis, else one for each."""
-    stacks = [s for s in left_out if isinstance(s, Stack)]
+    stacks = [s for s in left_out if isinstance(s, Stack) and s.whole is not None]
     if m.batched and len(stacks) == len(left_out) and len({s.groups for s in stacks}) == 1:
         values = m.compute(*(s.whole for s in stacks)).tolist()  # type: ignore[attr-defined]
     else:
@@ -522,10 +531,11 @@ def _passes(subject: Subject, wants: Mapping[Key, Wants], due: Mapping[Key, Want
     """Count passes: one forward pass for all that is gathered, a backward pass for each cotangent, and those that statistics make
     by themselves, shared ones once."""
     backward = {c: subject.number(c, "mean") for (_, c), w in due.items() if w.backward}
-    networks = 2 if Pass(subject, tuple(due.values())).initial else 1
+    networks = 2 if ProbePass(subject, tuple(due.values())).initial else 1
     again = FORWARD if subject.survey.anew else 0.0  # checkpointed blocks go forward once more for every backward pass
     audit = AUDIT if subject.audit is not None else 0.0
     shared = networks * (FORWARD + (FORWARD + again) * sum(backward.values())) + audit if due else 0.0
+    shared += (1 + again) * max((w.adds for w in due.values()), default=0.0)
     alone = {(w.what, w.passes) for key, w in wants.items() if key not in due}
     return shared + (1 + again) * sum(passes for _, passes in alone)
 

@@ -1,4 +1,4 @@
-"""What a run keeps of its probe besides numbers, if it is asked to: Gram matrices of what each layer reads, from which steps and
+"""Data on the probe that a run keeps besides numbers, on request: Gram matrices of what each layer reads, from which steps and
 runs are compared afterwards, and small pictures of the inputs, to show what excites a feature.
 
 Both are bounded: Gram matrices of ``keep_features`` rows (at most MOST), pictures of at most PICTURES examples and SIDE pixels.
@@ -76,12 +76,12 @@ class Reader:
         self._look()
 
     def amend(self, doubt: Doubt) -> None:
-        """What a map reads on later examples is not what the first ones say: do without it."""
+        """Leave out a map that reads later examples in another way than the first ones."""
         self.subject.amend(doubt)
         self._look()
 
     def _look(self) -> None:
-        """Which layers have features, and how many: a pass of the first examples."""
+        """Find the layers that have features, and how many, by a pass of the first examples."""
         subject, survey, few = self.subject, self.subject.survey, self.subject.few
         self.state = subject.state if self.weights is None else state_of(subject.model, self.weights, subject.copied)
         featured = [k for k in subject.maps if survey.maps[k].kind in FEATURED]
@@ -169,7 +169,7 @@ Arrays = dict[tuple[str, str], NDArray[Any]]
 
 
 class Keepsakes:
-    """Of a model on some examples of a probe. ``take()`` reads the model as it is now."""
+    """Features of a model on some examples of a probe. ``take()`` reads the model as it is now."""
 
     def __init__(self, model: nn.Module, probe: Probe, features: int, inputs: bool | tuple[int, ...] = False,
                  layers: Layers = None, memory: int = 2**31, output: Output | None = None) -> None:
@@ -181,12 +181,12 @@ class Keepsakes:
                                  f"2 to {MOST}. 64 say most, and take 8 KiB for each layer and step.")
         self.model, self.whole, self.layers, self.memory, self.output = model, probe, layers, memory, output
         self.dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
-        self.rows = replace(probe, kernel=features).kernel_rows()
+        self.rows = replace(probe, kernel_examples=features).kernel_rows()
         self.pictures = _pictures(select(probe.x, self.rows[:PICTURES]), inputs) if inputs else None
         self._reader: Reader | None = None
 
     def about(self) -> dict[str, Any]:
-        """What the run says of them: which examples, as a digest, how many rows and whether these are examples or tokens, their
+        """Describe them for the run: which examples, as a digest, how many rows and whether these are examples or tokens, their
         classes, if they have some, and the layers by depth."""
         assert self._reader is not None
         y = self.whole.y
@@ -195,8 +195,8 @@ class Keepsakes:
                 "kind": "tokens" if self._reader.tokens else "examples", "classes": classes, "layers": self._reader.names}
 
     def news(self, run: Run) -> dict[str, Any] | None:
-        """What a run has to be told of them; None if it knows. What it says is true of all of them: those of a run that is
-        resumed are of the same examples."""
+        """Return what the run does not know of them yet; None if it knows all. What it says is true of all of them: those of a
+        run that is resumed are of the same examples."""
         known, facts = run.about.get("features"), self.about()
         if known is not None and known.get("examples") != facts["examples"]:
             raise SelectionError(f"the run {run.path} has kept features of {known.get('rows')} rows, and not of the same "

@@ -265,7 +265,7 @@ class Probe:
     >>> Probe({"input_ids": ids}, tokens, mask=real)  # y: token ids [n,T], -100 where there is no label
     >>> Probe.from_loader(loader, n=256)              # balanced over classes, drawn with a seed of its own
 
-    ``chunk`` examples go through the model at a time; ``kernel`` class-balanced examples enter tangent kernels (None:
+    ``chunk`` examples go through the model at a time; ``kernel_examples`` class-balanced examples enter tangent kernels (None:
     all); ``mask`` [n,T] is True at real tokens: masked positions enter no sum. ``y=None``: no measure that needs labels.
     ``loss(f, y)`` and ``weight_decay`` are what the network was trained with, for measures of features at convergence (None:
     cross-entropy for ids, squared error for targets). ``held_out=(x2, y2)``: examples of the same kind on which features are
@@ -283,7 +283,7 @@ class Probe:
     x: Any
     y: Tensor | None
     chunk: int = 256
-    kernel: int | None = 64
+    kernel_examples: int | None = 64
     held_out: Any = None
     mask: Tensor | None = None
     ignore_index: int = IGNORE_INDEX
@@ -322,13 +322,13 @@ class Probe:
             put("held_out", self._aside(self.held_out, shift))
 
     def _check_options(self) -> None:
-        for name in ("chunk", "kernel"):
+        for name in ("chunk", "kernel_examples"):
             value = getattr(self, name)
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-            if not (value is None and name == "kernel") and (not whole or value < 1):
+            if not (value is None and name == "kernel_examples") and (not whole or value < 1):
                 raise ProbeError(f"Probe({name}={value!r}): a positive whole number is needed.")
-        if self.kernel == 1:
-            raise ProbeError("Probe(kernel=1): a kernel needs at least two examples.")
+        if self.kernel_examples == 1:
+            raise ProbeError("Probe(kernel_examples=1): a kernel needs at least two examples.")
         if self.loss is not None and not callable(self.loss):
             raise ProbeError(f"Probe(loss={self.loss!r}): a function loss(f, y) is needed, e.g. torch.nn.MSELoss().")
         decay = self.weight_decay
@@ -361,8 +361,8 @@ class Probe:
                 raise ProbeError(f"Probe(held_out=...) is a {type(given).__name__}; a pair (x2, y2) is needed, of examples like "
                                  f"those of the probe.")
             x, y = given
-            given = Probe(x, y, chunk=self.chunk, kernel=self.kernel, ignore_index=self.ignore_index, loss=self.loss,
-                          weight_decay=self.weight_decay, shift=shift)
+            given = Probe(x, y, chunk=self.chunk, kernel_examples=self.kernel_examples,
+                          ignore_index=self.ignore_index, loss=self.loss, weight_decay=self.weight_decay, shift=shift)
         here, there = (_each(p.x, lambda t, _: [*t.shape[1:]]) for p in (self, given))
         unlabelled = (given.y is None) != (self.y is None)
         if here != there or unlabelled:
@@ -408,11 +408,11 @@ class Probe:
 
     def kernel_rows(self) -> Tensor:
         """Numbers of the examples that enter kernels: all of a small probe, else class-balanced, always the same."""
-        if self.kernel is None or self.n <= self.kernel:
+        if self.kernel_examples is None or self.n <= self.kernel_examples:
             return torch.arange(self.n)
         if not _is_classes(self.y):
-            return torch.arange(self.kernel)
-        return _balanced(self.y, self.kernel, None, self.ignore_index).sort().values
+            return torch.arange(self.kernel_examples)
+        return _balanced(self.y, self.kernel_examples, None, self.ignore_index).sort().values
 
     # ------------------------------------------------------------------------------------------------ labels, targets
 

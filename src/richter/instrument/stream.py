@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -23,17 +24,32 @@ from torch import Tensor, nn
 from richter.core import CaptureError, DivergedError, MemoryBudgetError, SelectionError, show_bytes
 from richter.core.modules import unwrapped_name
 from richter.core.values import SMALL, progress, trim
-from richter.instrument.capture import Call, Inputs, Pass, check_finite, count, select, to_device, weight_bytes
+from richter.instrument.capture import (
+    ByExample,
+    Call,
+    Inputs,
+    Pass,
+    by_vmap,
+    check_finite,
+    count,
+    select,
+    to_device,
+    weight_bytes,
+)
 from richter.instrument.survey import (
     Check,
     Layout,
     MapInfo,
     Network,
+    Rebuilt,
     by_example,
     check_calls,
+    coarsest,
     grouped,
     note_called,
     passed,
+    rounding,
+    tolerance,
     with_siblings,
 )
 from richter.layers import Kind
@@ -43,7 +59,7 @@ from richter.layers import Kind
 
 @dataclass(frozen=True)
 class LayerCapture:
-    """What one batch says about one linear map. Axes: n examples, s positions, v cotangents; the last axes depend on
+    """Capture of one linear map on one batch. Axes: n examples, s positions, v cotangents; the last axes depend on
     the kind of map, see richter.layers.LinearMap."""
 
     kind: Kind
@@ -56,7 +72,7 @@ class LayerCapture:
     f: Tensor | None = None  # "n k"
 
     def take(self, rows: slice | Tensor) -> LayerCapture:
-        """The same for some of the examples."""
+        """Return the capture of some of the examples."""
         return replace(self, h=self.h[rows], g=self.g[:, rows], f=None if self.f is None else self.f[rows],
                        h0=None if self.h0 is None else self.h0[rows], g0=None if self.g0 is None else self.g0[:, rows])
 
@@ -78,8 +94,8 @@ def timed(device: torch.device) -> Iterator[Callable[[], float]]:
 
 
 def as_read(info: MapInfo, calls: Sequence[Call], n: int) -> tuple[Tensor, bool] | None:
-    """What a map read of n examples, each number once: "n s d" with its positions (True), or, of a convolution, whole pictures
-    "n 1 d" and not its patches (False). None where it is lost: not called as the survey says, or written over since."""
+    """Return what a map read of n examples, each number once: "n s d" with its positions (True), or, of a convolution, whole
+    pictures "n 1 d" and not its patches (False). None where it is lost: not called as the survey says, or written over since."""
     if len(calls) != len(info.layouts) or any(c.read._version != c.version for c in calls):
         return None
     if info.unfolded > 0 and info.layouts == ("major",) and len(calls[0].read) == n:
@@ -116,10 +132,21 @@ def covariance(g: Float[Tensor, "v n s o"]) -> Float[Tensor, "o o"]:
     return g.T @ g
 
 
+def covariances(g: Float[Tensor, "v n s o"], groups: int, first: int) -> list[Float[Tensor, "o o"]]:
+    """``covariance`` of each group of examples, of at least one each: example i is in the group (first + i) % groups."""
+    (_, n, s, o), order = g.shape, [(k - first) % groups for k in range(groups)]
+    if n % groups or s > o:
+        return [covariance(g[:, k::groups]) for k in order]
+    parts = g.unflatten(1, (-1, groups)).movedim(2, 0).reshape(groups, -1, o)
+    products = torch.bmm(parts.mT, parts)
+    return [products[k] for k in order]
+
+
 # -------------------------------------------------------------------------------------------------------------- stream
 
 class Share(NamedTuple):
-    """Of several processes that measure together each takes whole chunks, so that their number changes only the order of sums."""
+    """Share of one of several processes that measure together. Each takes whole chunks, so that their number changes only the
+    order of sums."""
 
     rank: int = 0
     ranks: int = 1
@@ -141,13 +168,18 @@ class Chunk:
     rows: slice  # where they stand
     maps: Sequence[str] = ()
     cotangents: RowCotangents | None = None
-    parameters: Sequence[str] = ()  # those without a map: differentiated one example at a time
+    parameters: Sequence[str] = ()  # those without a map, whose gradients are computed by example
+    vectorised: int | None = None  # examples whose gradients are computed side by side; None: a quarter of all
+    hears: Sequence[str] = ()  # maps whose calls are kept in ``run.heard``, captured or not
 
     def __post_init__(self) -> None:
         self._calls: dict[str, list[tuple[int, Layout]]] = {}  # calls of each map in ``run``, and their layouts
         self._check: Check | None = None  # of the first captures
         self._reads: dict[str, Tensor] = {}
         self._live: dict[str, tuple[Tensor, Tensor, Tensor] | None] = {}  # live positions, silent ones, what live ones read
+        self._shapes: dict[int, torch.Size] = {}  # of calls whose gradients lie in memory as they are captured
+        survey = self.network.survey
+        self._shared = [k for k in self.maps if k not in survey.batched] if self.n > 1 and not survey.drawn else []
 
     @property
     def n(self) -> int:
@@ -158,7 +190,7 @@ class Chunk:
         """Make the forward pass that remembers the maps. A map that is not batched can only be read from a single example, whose
         every call it then is; it is left out if it is not called. A Doubt, if this is not what the survey says."""
         network, survey, audit, n = self.network, self.network.survey, self.network.audit, self.n
-        examined = audit is not None and bool(self.maps) and audit.due(network.state, self.rows, self.maps)
+        examined = audit is not None and len(self.maps) > len(self._shared) and audit.due(network.state, self.rows, self.maps)
         with timed(network.device) as seconds:
             run = passed(network, self.x, self.rows.start, survey.silent)
         if run.differentiates and not survey.differentiates:  # on later examples only: then nothing may be skipped
@@ -167,7 +199,8 @@ class Chunk:
         check_calls(network, self.x, run.calls)
         note_called(network, self.x, run)
         groups, calls = grouped(run.calls), list[Call]()
-        names = with_siblings(survey.maps, self.maps) if examined else self.maps
+        maps = [k for k in self.maps if k not in self._shared]
+        names = with_siblings(survey.maps, maps) if examined else maps
         for name in names:
             group = groups.get(name, [])
             if n == 1 and not group:
@@ -176,7 +209,7 @@ class Chunk:
             self._calls[name] = list(enumerate(alone if n == 1 else survey.maps[name].layouts, len(calls)))
             calls += group
         check_finite(run.f)
-        run = replace(run, calls=calls)
+        run = replace(run, calls=calls, heard={k: groups[k] for k in self.hears if k in groups})
         if examined:
             self._check = Check(network, self.x, self.rows, run, self._calls, names)
         network.forwards.add(n, seconds())
@@ -214,18 +247,28 @@ class Chunk:
     def backward(self, V: Float[Tensor, "n k"]) -> dict[str, Tensor]:
         """d <V, f> / dz of each map, "n s d_out", by one backward pass; views where the layout allows."""
         g, calls = self.run.backward(V)[0], self.run.calls
-        return {name: _joined([by_example(calls[i].map.outputs(calls[i].module, g[i]), self.n, k) for i, k in where], 1)
+        return {name: _joined([self._placed(i, calls[i], g[i], layout) for i, layout in where], 1)
                 for name, where in self._calls.items()}
 
+    def _placed(self, i: int, c: Call, g: Tensor, layout: Layout) -> Tensor:
+        """The gradient of a call with the examples first. Most layouts are views of all numbers in their order: then the first
+        backward pass has the shape of all others."""
+        if i in self._shapes and g.is_contiguous():
+            return g.view(self._shapes[i])
+        placed = by_example(c.map.outputs(c.module, g), self.n, layout)
+        if placed.data_ptr() == g.data_ptr() and placed.numel() == g.numel() and placed.is_contiguous() and g.is_contiguous():
+            self._shapes[i] = placed.shape
+        return placed
+
     def reads(self, name: str) -> Tensor:
-        """What a map read, "n s d_in"; computed once."""
+        """Return what a map read, "n s d_in"; computed once."""
         if name not in self._reads:
             calls = self.run.calls
             self._reads[name] = _joined([by_example(calls[i].inputs(), self.n, k) for i, k in self._calls[name]], 1)
         return self._reads[name]
 
     def reads_of(self, name: str, rows: Tensor) -> Tensor:
-        """What a map read of some examples; only their patches are unfolded where the layout allows."""
+        """Return what a map read of some examples; only their patches are unfolded where the layout allows."""
         calls, layouts = zip(*((self.run.calls[i], layout) for i, layout in self._calls[name]), strict=True)
         if len(calls) > 1 or name in self._reads or layouts[0] != "major" or len(calls[0].read) != self.n:
             return self.reads(name)[rows]
@@ -234,8 +277,9 @@ class Chunk:
     def ask(self, V: Float[Tensor, "v n k"], reads: bool = True, more: bool = False) -> dict[str, LayerCapture]:
         """Captures of all maps for a stack of cotangents. ``more``: other cotangents follow; with the last ones the captures are
         checked."""
+        shared = self._ask_shared(V, reads, more) if self._shared else {}
         stacked: dict[str, Tensor] = {}
-        for v, row in enumerate(V):
+        for v, row in enumerate(V) if len(self.maps) > len(self._shared) else ():
             for name, g in self.backward(row).items():
                 if len(V) == 1:
                     stacked[name] = g[None]
@@ -244,12 +288,65 @@ class Chunk:
                     stacked[name] = room_for(g, len(V))
                 stacked[name][v] = g
         if self._check is not None:
-            self._check.add(V, stacked)
+            self._check.add(V, stacked, last=not more)
             if not more:
                 check, self._check = self._check, None
                 trim(weight_bytes(self.network.model))  # what the backward passes left
                 check.finish(self.backward)
-        return {name: self._capture(name, stacked[name], reads) for name in self._calls}
+        return {name: self._capture(name, stacked[name], reads) for name in self._calls} | shared
+
+    def _ask_shared(self, V: Float[Tensor, "v n k"], reads: bool, more: bool) -> dict[str, LayerCapture]:
+        """Captures of maps whose outputs have no axis of examples (a table of relative positions, say): by torch.func.vmap, or
+        from passes of single examples."""
+        captures = self._shared_by_vmap(V, reads) if self._vectorisable else None
+        if captures is None:
+            self.network.survey.vectorised = False
+            captures = beside([chunk.ask(V[:, i:i + 1], reads, more) for i, chunk in enumerate(self._examples)])
+        return {name: replace(c, f=self.f) for name, c in captures.items()}
+
+    @cached_property
+    def _examples(self) -> list[Chunk]:
+        """A chunk for each example."""
+        first = self.rows.start
+        return [replace(self, x=select(self.x, r), rows=slice(first + r.start, first + r.stop)) for r in steps(self.n, 1)]
+
+    def _shared_by_vmap(self, V: Float[Tensor, "v n k"], reads: bool) -> dict[str, LayerCapture] | None:
+        """None if the model cannot run under vmap, or if the captures do not rebuild autograd's gradients."""
+        network, draw = self.network, torch.Generator().manual_seed(self.rows.start)
+        names = with_siblings(network.survey.maps, self._shared)  # all that the gradients of their weights consist of
+        calls = [c for c in network.glance(self.x, slice(0, 1), seed=self.rows.start).calls if c.name in names]
+        R = torch.randn(V.shape[:2], generator=draw, dtype=torch.float64).to(V)
+        if not calls:  # the first example does not use them
+            return None
+        weights = list({id(c.weight): c.weight for c in calls}.values())
+        exact = self.run.backward(torch.einsum("vn,vnk->nk", R, V), weights)[1]
+        found = self._tried(self.x, V, calls=calls)
+        if found is None:
+            return None
+        h = [t.flatten(1, 2) for t in found.h]
+        g = [t.flatten(2, 3) for t in found.g]
+        if not self._rebuilt(calls, h, [torch.einsum("vn,vn...->n...", R.to(t), t) for t in g], weights, exact):
+            return None
+        captures = {}
+        for name in self._shared:
+            own = [i for i, c in enumerate(calls) if c.name == name]
+            if own:
+                first = calls[own[0]]
+                captures[name] = LayerCapture(first.map.kind, first.map.matrix(first.module, first.weight.detach()),
+                                              _joined([h[i] for i in own], 1) if reads else self.f[:, :0],
+                                              _joined([g[i] for i in own], 2))
+        return captures
+
+    def _rebuilt(self, calls: Sequence[Call], h: Sequence[Tensor], g: Sequence[Tensor], weights: Sequence[Tensor],
+                 exact: Sequence[Tensor]) -> bool:
+        """Do captures of all examples add up to autograd's gradients?"""
+        rebuilt, precision = Rebuilt(weights, exact), coarsest(self.network.state, self.f)
+        for c, read, asked in zip(calls, h, g, strict=True):
+            rebuilt.add(c, read, asked)
+        if self.network.audit is not None:
+            noise = rounding(precision) * max(float(e.norm()) for e in exact) + 1e-300
+            self.network.audit.compared({c.name: float(rebuilt.exact[id(c.weight)].norm()) / noise for c in calls})
+        return all(rebuilt.error(w) <= tolerance(precision) for w in weights)
 
     def look(self) -> None:
         """Check by one backward pass, of random cotangents, that the maps read what they should; where no statistic asks for
@@ -287,9 +384,19 @@ class Chunk:
 
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
-        """d <V_v, f(x_n)> / d parameter, "v n p", of the parameters without a map: plain autograd, one example after another."""
+        """d <V_v, f(x_n)> / d parameter, "v n p", of the parameters without a map."""
+        if not self.parameters:
+            return {}
+        J = self._vectorised() if self._vectorisable else None
+        if J is None:
+            self.network.survey.vectorised = False  # do not try again with the next examples
+            J = self._one_by_one()
+        return {name: J[name].to(self.network.dtype) for name in self.parameters}
+
+    def _one_by_one(self) -> dict[str, Tensor]:
+        """Gradients by plain autograd, one example after another."""
         gathered: dict[str, list[Tensor]] = {name: [] for name in self.parameters}
-        for i in range(self.n if self.parameters else 0):
+        for i in range(self.n):
             run = self.network.alone(self.x, i, record=False, seed=self.rows.start + i)
             check_finite(run.f)
             assert self.cotangents is not None
@@ -298,7 +405,49 @@ class Chunk:
             gradients = [run.backward(v, places)[1] for v in V]
             for j, name in enumerate(self.parameters):
                 gathered[name].append(torch.stack([d[j].reshape(-1) for d in gradients]))
-        return {name: torch.stack(J, 1).to(self.network.dtype) for name, J in gathered.items()}
+        return {name: torch.stack(J, 1) for name, J in gathered.items()}
+
+    @property
+    def _vectorisable(self) -> bool:
+        survey = self.network.survey
+        return survey.vectorised and self.n > 1 and self.vectorised != 1 and not (
+            survey.drawn or survey.anew or survey.differentiates or survey.accumulates)
+
+    def _vectorised(self) -> dict[str, Tensor] | None:
+        """Gradients by torch.func.vmap, some examples at a time; None if the model cannot run under vmap, or if a random
+        combination of the gradients differs from one backward pass through all these examples."""
+        network, names, parts = self.network, list(self.parameters), list[dict[str, Tensor]]()
+        assert self.cotangents is not None
+        for rows in steps(self.n, self.vectorised or math.ceil(self.n / 4)):
+            x, first = select(self.x, rows), self.rows.start + rows.start
+            run = network.run(x, record=False, seed=first)
+            check_finite(run.f)
+            V = self.cotangents(run.f.detach().reshape(rows.stop - rows.start, -1), slice(first, self.rows.start + rows.stop))
+            R = torch.randn(V.shape[:2], generator=torch.Generator().manual_seed(first), dtype=torch.float64).to(V)
+            combined = run.backward(torch.einsum("vn,vnk->nk", R, V), [network.state[name] for name in names])[1]
+            del run
+            found = self._tried(x, V, names)
+            if found is None:
+                return None
+            J = found.J
+            tolerated = tolerance(network.state.precision)
+            for name, whole in zip(names, combined, strict=True):
+                G = J[name].to(R.dtype)
+                error = (torch.einsum("vn,vnp->p", R, G) - whole.reshape(-1)).norm()
+                if not error <= tolerated * torch.einsum("vn,vnp->p", R.abs(), G.abs()).norm():
+                    return None
+            parts.append(J)
+        return {name: torch.cat([part[name] for part in parts], 1) for name in names}
+
+    def _tried(self, x: Inputs, V: Float[Tensor, "v n k"], names: Sequence[str] = (), calls: Sequence[Call] = ()
+               ) -> ByExample | None:
+        """Derivatives by vmap; None if the model cannot run under it."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch tells which of its functions vmap runs one by one
+                return by_vmap(self.network, x, V, names, calls)
+        except Exception:  # a model may refuse vmap in whatever way it likes; plain autograd has the last word
+            return None
 
     def _capture(self, name: str, g: Tensor, reads: bool) -> LayerCapture:
         first = self.run.calls[self._calls[name][0][0]]
@@ -352,14 +501,15 @@ def fitting(room: int, each: int, most: int, drawn: bool = False) -> int:
     return 1 if drawn else int(max(1, min(most, room // max(1, each))))
 
 
-def chunks(network: Network, x: Inputs, size: int, *, maps: Sequence[str] = (), cotangents: RowCotangents | None = None,
-           parameters: Sequence[str] = (), share: Share = ALONE, title: str = "") -> Iterator[Chunk]:
-    """All examples of ``x``, some at a time."""
-    rows = steps(count(x), size)
+def chunks(network: Network, x: Inputs, size: int | Sequence[slice], *, maps: Sequence[str] = (), hears: Sequence[str] = (),
+           cotangents: RowCotangents | None = None, parameters: Sequence[str] = (), share: Share = ALONE, title: str = ""
+           ) -> Iterator[Chunk]:
+    """All examples of ``x``, some at a time: so many, or these rows."""
+    rows = steps(count(x), size) if isinstance(size, int) else size
     with _bar(title, sum(share.has(i) for i in range(len(rows)))) as bar:
         for i, r in enumerate(rows):
             if share.has(i):
-                yield Chunk(network, to_device(select(x, r), network.device), r, maps, cotangents, parameters)
+                yield Chunk(network, to_device(select(x, r), network.device), r, maps, cotangents, parameters, hears=hears)
                 bar.update()
 
 
@@ -403,8 +553,9 @@ def finite(t: Tensor) -> bool:
 
 def check_weights(model: nn.Module) -> None:
     """A model that can be measured has real, finite, initialised weights."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    if not dict(model.named_parameters()):
+    parameters = dict(model.named_parameters())
+    tensors = {**parameters, **dict(model.named_buffers())}
+    if not parameters:
         raise SelectionError("the model has no parameters, so there is no layer to measure.")
     for name, p in tensors.items():
         name = f"{'parameter' if isinstance(p, nn.Parameter) else 'buffer'} {name!r}"
@@ -416,7 +567,7 @@ def check_weights(model: nn.Module) -> None:
         if p.is_complex():
             raise CaptureError(f"{name} has complex dtype {p.dtype}. Feature matrices of complex weights have no settled "
                                f"definition; split real and imaginary parts.")
-    for name, p in model.named_parameters():
+    for name, p in parameters.items():
         if p.is_floating_point() and not finite(p.detach()):
             raise DivergedError(f"parameter {name!r} contains NaN or Inf: the run has diverged, and every number would be NaN. "
                                 f"Look at the steps before, or lower the learning rate.")
@@ -431,7 +582,7 @@ def check_initial(model: nn.Module, initial: Any) -> dict[str, Tensor]:
 
 
 def check_state(model: nn.Module, state: Mapping[str, Any], called: str, when: str = "") -> dict[str, Tensor]:
-    """The same of any state_dict, which errors name as the caller does."""
+    """Check any state_dict; errors name it as the caller does."""
     own = model.state_dict()
     state = {k if k in own else unwrapped_name(k, own): v for k, v in state.items()}
     needed = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}

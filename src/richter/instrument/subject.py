@@ -1,4 +1,4 @@
-"""What is being measured: a model, its survey, its weights now and then, the probe's examples and labels, and which layers
+"""The subject of a measurement: a model, its survey, its weights now and then, the probe's examples and labels, and which layers
 are asked for. Everything that is known before the first statistic."""
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Subject:
         self.audit: Audit | None = None  # what is looked at again in this measurement
         self.origin: tuple[str, ...] = ()  # of which network, on which examples: what is kept is kept for each
         self.kept: dict[Any, Any] = {}  # statistics of the initial network, gathered once
+        self.gradients: set[str] = set()  # maps and modules whose small gradients were no rounding errors
         self.shared: dict[Any, Any] = {}  # what statistics compute once in a measurement, by its owner
         self.previous: dict[str, Any] = {}  # by statistic, cotangents and place: values at the last recorded snapshot
         self.carried: dict[str, Any] = {}  # and those of now, for the next one
@@ -78,7 +79,7 @@ class Subject:
 
     @property
     def memory(self) -> int:
-        """What is left of memory= for statistics."""
+        """Bytes of memory= that are left for statistics."""
         return max(0, self.allowed - self.fixed)
 
     def renew(self, look: bool = False) -> bool:
@@ -105,7 +106,7 @@ class Subject:
         return True
 
     def amend(self, doubt: Doubt) -> None:
-        """What was captured is not what single examples say: do without it."""
+        """Do without captures that do not agree with single examples."""
         self._known = None
         self.survey = self.memo.amend(self.network, doubt)
         self._begin_again()
@@ -135,7 +136,7 @@ class Subject:
         self.W0 = Widened({} if self.initial is None else self._matrices_then(), self.widened)
 
     def _prepare(self) -> None:
-        """What depends on the architecture alone."""
+        """Prepare what depends on the architecture alone."""
         self.kept.clear()
         self.numbers: dict[tuple[Cotangents, Use], int] = {}  # of cotangents
         self._forget("tokens", "refused")
@@ -152,7 +153,7 @@ class Subject:
         of a singular vector, is that of no network that was ever trained."""
         if self.initial is None:
             return None
-        return state_of(self.model, {k: v for k, v in self.initial.items() if k not in self.drifted}, self.copied)
+        return state_of(self.model, {k: v for k, v in self.initial.items() if k not in self.drifted}, self.copied, self.state)
 
     @cached_property
     def drifted(self) -> list[str]:
@@ -163,7 +164,7 @@ class Subject:
 
     @cached_property
     def drift(self) -> Remark:
-        """What is to be said of these buffers, if they do anything."""
+        """Remark on buffers that changed since initialisation, if they have an effect."""
         if not self.drifted or self._initial_outputs is None:
             return Remark()
         given = replace(self.network, state=state_of(self.model, self.initial, self.copied)).run(self.few, record=False)
@@ -174,18 +175,18 @@ class Subject:
 
     @property
     def groups(self) -> int:
-        """Of examples, for the jackknife; one where no errors are asked for."""
+        """Number of groups of examples for the jackknife; 1 where no errors are asked for."""
         return min(GROUPS, self.probe.n) if self.errors else 1
 
     def initially(self) -> Subject:
-        """The same with the initial weights."""
+        """Return the subject with the initial weights."""
         assert self.then is not None
         other = self._changed("initial")
         other.state, other.W = self.then, self.W0
         return other
 
     def on_held_out(self) -> Subject:
-        """The same network on the examples that the probe holds out."""
+        """Return the same network on the held-out examples of the probe."""
         assert self.probe.held_out is not None
         other = self._changed("held_out")
         other.probe = self.probe.held_out
@@ -195,12 +196,12 @@ class Subject:
         return other
 
     def let_go(self) -> None:
-        """Of what was computed once: a stage of a measurement is over."""
+        """Release what was computed once, because a stage of a measurement is over."""
         self.shared = {}
         give_back(weight_bytes(self.model))
 
     def narrowed(self, maps: Sequence[str]) -> Subject:
-        """The same with some of its maps, for a pass of their own; what it keeps, it keeps in little room."""
+        """Return the subject with some of its maps, for a pass of their own; it keeps its sums in little room."""
         other = self._changed()
         other.maps, other.frugal = list(maps), True
         return other
@@ -214,7 +215,7 @@ class Subject:
 
     @cached_property
     def tokens(self) -> dict[str, Positions]:
-        """What the positions of each map are, if some tokens are masked; looked at once for an architecture."""
+        """Tokens at the positions of each map, if some tokens are masked; looked at once for an architecture."""
         mask = self.probe.mask
         if mask is None or bool(mask.all()):
             return {}
@@ -227,12 +228,12 @@ class Subject:
 
     @property
     def remarks(self) -> dict[str, str]:
-        """What a user should know of the probe in this model, by layer; of masked positions, if somebody has asked for them."""
+        """Remarks on the probe in this model, by layer; of masked positions, if somebody has asked for them."""
         notes = {k: p.note for k, p in self.__dict__.get("tokens", {}).items() if p.note}
         return notes | {WHOLE: self.moved} if self.moved else notes
 
     def real(self, name: str, rows: slice, positions: int) -> Tensor | None:
-        """Which positions of a map count for some rows of the probe, "n s"; None: all of them."""
+        """Positions of a map that count for some rows of the probe, "n s"; None: all of them."""
         if name not in self.tokens:
             return None
         mine = self.tokens[name]
@@ -244,7 +245,7 @@ class Subject:
         return mine.real(self.probe.mask[rows].to(self.device), positions)
 
     def _forget(self, *names: str) -> None:
-        """What is computed when it is asked for is computed again."""
+        """Forget cached values, so that they are computed again."""
         for name in names:
             self.__dict__.pop(name, None)
 
@@ -260,7 +261,7 @@ class Subject:
         return replace(self.network, state=self.then)
 
     def plain(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """The same as ``pair``, where they lie."""
+        """Return the matrices of ``pair`` without copying them."""
         grouped = self.survey.maps[name].kind == "grouped"
         return self.pair(name) if grouped else (self.W.matrices[name], self.W0.matrices.get(name))
 
@@ -280,19 +281,22 @@ class Subject:
 
     @property
     def wanted(self) -> list[Unit]:
-        """What kernels are made of: everything, or the modules that were asked for."""
+        """Units of the kernels: all of them, or those of the modules that were asked for."""
         return [u for u in self.units if self.layers is None or u.module in self.modules]
 
     def places(self, kind: str) -> list[str]:
-        """Where rows are: linear maps, these or modules with parameters and the whole model, or the whole model alone."""
+        """Places of rows: linear maps, these or modules with parameters and the whole model, or the whole model alone."""
         if kind == "map":
             return self.maps
         parts = self.maps if kind == "read" else list(dict.fromkeys(u.module for u in self.wanted)) if kind == "module" else []
         return [*parts, *([WHOLE] if kind == "model" or (parts and self.layers is None) else [])]
 
-    def pair(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """The matrix now and then, grouped ones as one block-diagonal matrix."""
-        grouped = self.survey.maps[name].kind == "grouped"
+    def pair(self, name: str, most: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """The matrix now and then, grouped ones as one block-diagonal matrix; those of more than ``most`` entries as they lie."""
+        info = self.survey.maps[name]
+        grouped = info.kind == "grouped"
+        if most is not None and not grouped and math.prod(info.shape) > most:
+            return self.plain(name)
         W, W0 = self.W[name], self.W0.get(name)
         return (torch.block_diag(*W), None if W0 is None else torch.block_diag(*W0)) if grouped else (W, W0)
 
@@ -326,7 +330,7 @@ class Subject:
 
     @property
     def pass_seconds(self) -> float:
-        """What a forward-backward pass of the probe takes: three times its forward pass; NaN if none was made."""
+        """Seconds of a forward-backward pass of the probe: three times its forward pass; NaN if none was made."""
         return 3 * self.probe.n * self.forwards.seconds / self.forwards.examples if self.forwards.examples else math.nan
 
     def _read_model(self) -> None:
@@ -341,7 +345,7 @@ class Subject:
         return self.probe.inputs(next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32))
 
     def _first_inputs(self) -> Any:
-        """Of the few examples on which a model is surveyed."""
+        """Inputs of the few examples on which a model is surveyed."""
         return to_device(select(self._inputs(), slice(0, self._surveyed)), self.device)
 
     @cached_property

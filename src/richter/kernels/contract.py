@@ -21,13 +21,14 @@ from richter.core.values import table
 from richter.instrument.stream import LayerCapture, RowCotangents, steps
 from richter.instrument.survey import MapInfo, Network, Survey
 
-Outputs = Literal["trace", "diagonal", "full"]
+Form = Literal["trace", "diagonal", "full"]
 Way = Literal["pairs", "gradients", "features"]
-OUTPUTS = ("trace", "diagonal", "full")
+FORMS = ("trace", "diagonal", "full")
 ROWS = 1024  # rows of a tile of products
 SQUARE, PARTS = 96, 6  # rows of a block of a symmetric product, and at most so many blocks: more blocks save less than they cost
 SHORT = 2  # products over pairs of positions and outputs are short, and take this many times as long per operation
 NUMBERS = 2 ** 21  # entries of a tile of gradients, which should stay in the cache between being made and being used
+TOGETHER = 2 ** 24  # bytes of the gradients of several cotangents that a trace takes at a time
 MOST = 2 ** 25  # entries of the gradients of a shared parameter that are formed
 
 # ------------------------------------------------------------------------------------------------ operations and memory
@@ -70,7 +71,7 @@ def positions(info: MapInfo) -> int:
     return info.live if info.silent else info.positions
 
 
-def costs(z: Size, outputs: Outputs) -> dict[Way, tuple[float, int]]:
+def costs(z: Size, outputs: Form) -> dict[Way, tuple[float, int]]:
     """(operations, numbers held meanwhile) of each contraction that computes one map's kernel."""
     half, sides = (0.5, z.n * z.s) if z.same else (1.0, z.n * z.s + z.m * z.t)
     v2 = z.v * z.v if outputs == "full" else z.v
@@ -92,7 +93,7 @@ def costs(z: Size, outputs: Outputs) -> dict[Way, tuple[float, int]]:
     return {"pairs": (by_pairs, held + (product if outputs == "full" else 0)), "gradients": (by_gradients, tile + product)}
 
 
-def _product_numbers(z: Size, outputs: Outputs) -> int:
+def _product_numbers(z: Size, outputs: Form) -> int:
     """Entries of the largest product that ``add_products`` holds."""
     if outputs == "full":
         return min(tile_rows(z.v * z.n), z.v * z.n) * min(max(4 * ROWS, z.m), z.v * z.m)
@@ -100,7 +101,7 @@ def _product_numbers(z: Size, outputs: Outputs) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def cheapest(z: Size, outputs: Outputs) -> Way:
+def cheapest(z: Size, outputs: Form) -> Way:
     found = costs(z, outputs)
     short = SHORT if outputs == "full" and z.s * z.t > 1 else 1
     return min(found, key=lambda way: found[way][0] * (short if way == "pairs" else 1))
@@ -119,7 +120,7 @@ def tile_rows(n: int) -> int:
 # --------------------------------------------------------------------------------------------------- products in tiles
 
 
-class Room:
+class Scratch:
     """Memory for tiles that is reused: touching fresh memory costs more than filling it with a product."""
 
     def __init__(self) -> None:
@@ -149,7 +150,7 @@ def _below(n: int, m: int, size: int, same: bool) -> Iterator[tuple[slice, slice
             yield rows, columns
 
 
-def mirror(K: Tensor, outputs: Outputs) -> Tensor:
+def mirror(K: Tensor, outputs: Form) -> Tensor:
     """Fill the entries above the diagonal of a symmetric kernel."""
     if outputs == "full":
         v, n = K.shape[:2]
@@ -165,12 +166,12 @@ def mirror(K: Tensor, outputs: Outputs) -> Tensor:
     return K
 
 
-def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Outputs, same: bool, room: Room,
+def add_products(K: Tensor, A: Tensor, B: Tensor, outputs: Form, same: bool, room: Scratch,
                  scale: Tensor | None = None) -> None:
     """Add products of features A "v n p" with B "w m p" to K; a full kernel's times ``scale`` "n m" if it is given."""
     if outputs == "full":
         left, right = tiles(*A.shape[:2]), tiles(*B.shape[:2])
-        for i, (v, rows) in reversed(list(enumerate(left))):  # the longest strip first: see Room
+        for i, (v, rows) in reversed(list(enumerate(left))):  # the longest strip first: see Scratch
             if rows == slice(0, A.shape[1]):  # whole outputs: one long product instead of many tiles
                 outputs_at_once = max(1, 4 * ROWS // B.shape[1])
                 strip = [(w, slice(0, B.shape[1])) for w in steps(v.stop if same else len(B), outputs_at_once)]
@@ -216,7 +217,7 @@ def bias_gradients(c: LayerCapture) -> Tensor:
     return (c.g[:, :, 0] if c.g.shape[2] == 1 else c.g.sum(2)).flatten(2)
 
 
-def gradient_tiles(c: LayerCapture, room: Room, what: str = "tile", index: Tensor | None = None, rows: int = 0,
+def gradient_tiles(c: LayerCapture, room: Scratch, what: str = "tile", index: Tensor | None = None, rows: int = 0,
                    examples: int = 0) -> Iterator[Tensor]:
     """Yield per-example gradients in the map's matrix, "v n p", some rows of the matrix at a time, so that a tile of at least
     ``examples`` examples has NUMBERS entries. A lookup may be read through an ``index`` into so many ``rows``. Large tiles lie in
@@ -248,10 +249,10 @@ def gradient_tiles(c: LayerCapture, room: Room, what: str = "tile", index: Tenso
 
 def gradients(c: LayerCapture) -> Tensor:
     """Per-example gradients in the whole matrix, "v n p"."""
-    return torch.cat([J.clone() for J in gradient_tiles(c, Room())], 2)
+    return torch.cat([J.clone() for J in gradient_tiles(c, Scratch())], 2)
 
 
-def add_gradients(K: Tensor, a: LayerCapture, b: LayerCapture, outputs: Outputs, room: Room) -> None:
+def add_gradients(K: Tensor, a: LayerCapture, b: LayerCapture, outputs: Form, room: Scratch) -> None:
     """Add the kernel of a map's matrix to K by per-example gradients, one tile at a time."""
     same, ia, ib, used = b is a, None, None, 0
     if a.kind == "lookup":  # indices among those that occur: most of a vocabulary is not read
@@ -284,8 +285,9 @@ def _positions(a: LayerCapture, b: LayerCapture) -> Iterator[tuple[slice, slice]
 
 def add_signal_products(S: Tensor, a: LayerCapture, b: LayerCapture) -> None:
     """Add inner products <g, g'> of all pairs of positions to S "... (n s) (m t)", which has the precision of g."""
-    A = a.g.reshape(len(a.g), -1, a.g.shape[3])
-    B = A if b is a else b.g.reshape(len(b.g), -1, b.g.shape[3])
+    A, B = (g.transpose(0, 1).reshape(1, len(g[0]), -1) if S.dim() == 2 and g.shape[2] == 1 else g.reshape(len(g), -1, g.shape[3])
+            for g in (a.g, b.g))
+    B = A if b is a else B
     for rows, columns in _positions(a, b):
         if S.dim() == 3:
             S[:, rows, columns].baddbmm_(A[:, rows], B[:, columns].mT)
@@ -306,7 +308,7 @@ def add_pairs(K: Tensor, S: Tensor, a: LayerCapture, b: LayerCapture, weight: bo
         K[..., rows, columns] += products.unflatten(-1, (-1, t)).sum(-1).unflatten(-2, (-1, s)).sum(-2) if s * t > 1 else products
 
 
-def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room: Room) -> None:
+def add_full_pairs(K: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room: Scratch) -> None:
     """Add the kernel of all pairs of outputs to K: <h, h'> is multiplied by g', and the result by g."""
     (v, n, s, d), (w, m, t) = a.g.shape, b.g.shape[:3]
     if s == t == 1:
@@ -346,7 +348,7 @@ def are_multiples(g: Tensor, c: Tensor, base: Tensor) -> bool:
     return all((k - ck * base).norm() <= 16 * torch.finfo(g.dtype).eps * k.norm() for k, ck in zip(g, c, strict=True))
 
 
-def add_multiples(K: Tensor, c: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room: Room) -> None:
+def add_multiples(K: Tensor, c: Tensor, a: LayerCapture, b: LayerCapture, bias: bool, room: Scratch) -> None:
     """Add sum_o c_vo c_wo <gradient in row o, gradient in row o> to K "v n w m", where a and b hold the base."""
     n, m, d_in = a.g.shape[1], b.g.shape[1], a.W.shape[1]
     start, most = 0, max(n, m, n * m // d_in)  # neither a tile nor P is larger than a tile should be
@@ -370,7 +372,7 @@ class Sum:
     """The kernel K of one map between two batches; it is complete after ``close``. The cotangents of a trace come in blocks,
     those of other kernels all at once."""
 
-    def __init__(self, K: Tensor, outputs: Outputs, weight: bool, bias: bool, v: int, room: Room) -> None:
+    def __init__(self, K: Tensor, outputs: Form, weight: bool, bias: bool, v: int, room: Scratch) -> None:
         self.K, self.outputs, self.weight, self.bias, self.v, self.room = K, outputs, weight, bias, v, room
         self.S: Tensor | None = None  # <g, g'> of all pairs of positions, summed over cotangents; multiplied by <h, h'> once
         self.ends: tuple[LayerCapture, LayerCapture] | None = None
@@ -480,7 +482,7 @@ def shared_gradients(network: Network, u: Unit, a: Mapping[str, LayerCapture]) -
     return added
 
 
-def by_pairs(network: Network, u: Unit, examples: int, outputs: Outputs) -> bool:
+def by_pairs(network: Network, u: Unit, examples: int, outputs: Form) -> bool:
     """Is a shared parameter contracted over pairs of positions? It is if the gradients of all examples are too many numbers. The
     size of a chunk does not matter, because smaller chunks must not take more memory."""
     parameter, maps = network.state[u.parameter], network.survey.maps
@@ -511,7 +513,7 @@ def _products(a: Tensor, b: Tensor, like: Tensor) -> Tensor:
 
 
 def add_shared(K: Tensor, maps: Sequence[str], a: Mapping[str, LayerCapture], b: Mapping[str, LayerCapture], parameter: Tensor,
-               outputs: Outputs) -> bool:
+               outputs: Form) -> bool:
     """Add the kernel of a parameter that is these maps to K "n m" or "v n m"; False if a map is only a part of it."""
     left, right = ([_factors(c[k], parameter) for k in maps] for c in (a, b))
     pairs = [(p, q) for p in left for q in right if p is not None and q is not None]
@@ -533,7 +535,7 @@ def add_shared(K: Tensor, maps: Sequence[str], a: Mapping[str, LayerCapture], b:
 
 @dataclass(frozen=True)
 class Unit:
-    """What one contraction covers: a map's matrix with its bias, several maps of one parameter, or a parameter that has no
+    """Unit of one contraction: a map's matrix with its bias, several maps of one parameter, or a parameter that has no
     map and is differentiated one example at a time."""
 
     module: str
@@ -595,12 +597,12 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class KernelPlan:
     """How a kernel will be computed. ``print(plan)`` shows it."""
 
     examples: tuple[int, int]
     outputs: int
-    kind: Outputs
+    kind: Form
     chunk: int  # examples at a time on each side
     block: int  # cotangents at a time
     passes: int  # forward passes of a chunk
@@ -629,12 +631,13 @@ class Job:
     units: Sequence[Unit]
     cotangents: RowCotangents
     v: int  # cotangents for each example
-    outputs: Outputs
+    outputs: Form
     n: int
     m: int
     same: bool = True  # are both sides the same examples?
     per_layer: bool = True
     chunk: int | None = None  # at most so many examples at a time
+    first_outputs: Tensor | None = None  # of the first examples, when an earlier call made the survey
 
     @property
     def maps(self) -> list[str]:
@@ -654,7 +657,7 @@ class Job:
         """Bytes of the smallest piece of work: a pair of examples."""
         return self.bytes(1, 1, False)
 
-    def plan(self, memory: int) -> Plan:
+    def plan(self, memory: int) -> KernelPlan:
         """Plan with the largest chunks that fit; an error says the least memory that would do."""
         n, m, v, modules = self.n, self.m, self.v, len(self.modules)
         result = (modules if self.per_layer else 1) * n * m * {"trace": 8, "diagonal": 8 * v}.get(
@@ -664,7 +667,7 @@ class Job:
             raise MemoryBudgetError(
                 f"memory={show_bytes(memory)} cannot hold one pair of examples of {modules} layers ({least}) beside "
                 f"their kernels. The smallest that works here is memory='{least}'; "
-                f"fewer examples (Probe(kernel=...)), fewer outputs (output=...) or fewer layers (layers=...) need less.")
+                f"fewer examples (Probe(kernel_examples=...)), fewer outputs (output=...) or layers (layers=...) need less.")
 
         def need(c: int) -> int:
             return self.bytes(c, min(c, m), self.same and c >= n)
@@ -677,8 +680,18 @@ class Job:
         backward = v * (rows ** 2 if self.same else 2 * rows * columns)  # both sides of every pair of chunks
         lines = tuple(self._line(u) for u in self.units)
         operations = c * (passes + backward) * forward_operations(self.network.survey) + sum(u.operations for u in lines)
-        return Plan((n, m), v, self.outputs, c, 1 if self.outputs == "trace" else v, passes, backward, need(c), result,
-                    operations, lines)
+        block, more = self._block(c if self.same and c >= n else c + min(c, m), memory - need(c))
+        return KernelPlan((n, m), v, self.outputs, c, block, passes, backward, need(c) + more, result, operations, lines)
+
+    def _block(self, sides: int, room: int) -> tuple[int, int]:
+        """(cotangents at a time, the bytes that this takes beyond those of one). A trace takes one after another, but for maps
+        of one position and few examples, where the calls of functions cost more than the products."""
+        if self.outputs != "trace":
+            return self.v, 0
+        maps = [self.network.survey.maps[k] for k in self.maps]
+        more = 2 * (self.v - 1) * sides * sum(info.width for info in maps) * self.network.dtype.itemsize
+        together = all(info.positions == 1 and info.kind == "dense" for info in maps) and more <= min(room, TOGETHER)
+        return (self.v, more) if together else (1, 0)
 
     def _line(self, u: Unit) -> Line:
         name, maps = u.parameter or u.maps[0], self.network.survey.maps
@@ -700,7 +713,8 @@ class Job:
         read = sum(survey.maps[k].unfolded for k in self.maps)
         # one more cotangent is on its way, or the first one of a trace (see Sum.pooled); a quarter passes through backward passes
         held = sides * (survey.graph + read + (block + 1) * asked) * 5 // 4
-        moment: dict[str, int] = {}  # contraction -> what it holds while it runs, and keeps for the next map (see Room)
+        held += sides * survey.graph // 4 if self.loose else 0  # gradients of examples side by side: see Chunk.gradients
+        moment: dict[str, int] = {}  # contraction -> what it holds while it runs, and keeps for the next map (see Scratch)
         sums = 0
         for u in self.units:
             if u.parameter:
@@ -722,7 +736,7 @@ class Job:
 
 
 def unit_gradients(network: Network, u: Unit, captures: Mapping[str, LayerCapture], whole: Mapping[str, Tensor], output: int,
-                   room: Room) -> Iterator[Tensor]:
+                   room: Scratch) -> Iterator[Tensor]:
     """Yield per-example gradients "n p" of one output in a unit, some parameters at a time."""
     if u.parameter:
         yield shared_gradients(network, u, captures)[0] if u.maps else whole[u.parameter][output]
@@ -735,11 +749,11 @@ def unit_gradients(network: Network, u: Unit, captures: Mapping[str, LayerCaptur
             yield A[0]
 
 
-class Block:
+class KernelBlock:
     """The kernels of all units of a job between two chunks."""
 
     def __init__(self, job: Job, out: Mapping[str, Tensor]) -> None:
-        self.job, self.out, self.room = job, out, Room()
+        self.job, self.out, self.room = job, out, Scratch()
         self.sums = {u: Sum(out[u.module], job.outputs, u.weight, u.bias, job.v, self.room) for u in job.units
                      if u.maps and not u.parameter}
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from richter.core import SelectionError
 from richter.core.arrays import Array, ArrayLike, like, to_tensor
-from richter.linalg import PowerLaw, power_law_interval
+from richter.linalg import ExponentInterval, power_law_interval
 
 ROUNDING = 1e-6  # of a kernel: asymmetry and negative eigenvalues up to this are those of single precision
 
@@ -72,7 +72,7 @@ def _descended(modes: Modes, lr: float, times: list[int]) -> Descent:
 
 def kernel_gradient_flow(K: ArrayLike, y: ArrayLike, lr: float, times: Sequence[float] | Array,
                          f0: ArrayLike | None = None) -> Descent:
-    """The same in continuous time, D(t) = exp(-lr K t) D(0): no rate is too large. Arguments as in
+    """Gradient flow under a frozen kernel, D(t) = exp(-lr K t) D(0): no rate is too large. Arguments as in
     ``kernel_gradient_descent``."""
     _rate(lr)
     t = to_tensor(times, "times")
@@ -115,35 +115,35 @@ class Spectrum:
     power: Array  # v_k^2 = (u_k . y)^2: [n], or [n, k]
 
     @cached_property
-    def b(self) -> PowerLaw:
+    def b(self) -> ExponentInterval:
         return power_law_interval(self.eigenvalues)
 
     @cached_property
-    def a(self) -> PowerLaw:
+    def a(self) -> ExponentInterval:
         v = to_tensor(self.power, "power")
         v = (v[:, None] if v.dim() == 1 else v).T
         tail = v.flip(1).cumsum(1).flip(1)
         law = power_law_interval(tail[v.sum(1) > 0], first=3, last=max(v.shape[1] // 2, 3))
-        return PowerLaw(1 + law.exponent, 1 + law.low, 1 + law.high)
+        return ExponentInterval(1 + law.exponent, 1 + law.low, 1 + law.high)
 
     @property
-    def loss_exponent(self) -> PowerLaw:
+    def loss_exponent(self) -> ExponentInterval:
         """(a - 1) / b; the interval takes the errors of a and b to be independent. NaN for a flat spectrum, b = 0."""
         if self.b.exponent == 0:
-            return PowerLaw(math.nan, math.nan, math.nan)
+            return ExponentInterval(math.nan, math.nan, math.nan)
         value = (self.a.exponent - 1) / self.b.exponent
         half = [(p.high - p.low) / 2 for p in (self.a, self.b)]
         error = math.hypot(half[0], value * half[1]) / abs(self.b.exponent)
-        return PowerLaw(value, value - error, value + error)
+        return ExponentInterval(value, value - error, value + error)
 
 
 def spectrum(K: ArrayLike, y: ArrayLike) -> Spectrum:
-    """Of a kernel [n, n] or kernels [k, n, n] of each output, and labels [n] or [n, k]. Labels that are all zero have none.
+    """Spectrum of a kernel [n, n] or kernels [k, n, n] of each output, and labels [n] or [n, k]; none for labels of zeros.
     What is left by rounding, of a kernel with fewer features than examples or of labels in a few eigenvectors, is 0."""
     modes = Modes.read(K, y, None)
     if modes.form == "full":
         raise SelectionError("K has shape [n, k, n, k]; a spectrum over examples is of [n, n], or [k, n, n] of each output: "
-                             "give kernels.ntk(..., outputs='diagonal').")
+                             "give kernels.ntk(..., form='diagonal').")
     if not modes.start.any():
         raise SelectionError("y is zero: it has no power in any eigenvector. Give labels that are not all zero.")
     nothing = modes.values.shape[1] * torch.finfo(modes.values.dtype).eps  # relative

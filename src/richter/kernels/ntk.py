@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -31,10 +32,12 @@ from richter.instrument.stream import (
     select,
     steps,
 )
-from richter.instrument.survey import MOST_DOUBTS, SURVEYED, Amendments, Audit, Doubt, Network, amended, surveyed
-from richter.kernels.contract import OUTPUTS, Block, Job, Outputs, Plan, mirror, read_products, units_of
+from richter.instrument.survey import MOST_DOUBTS, SURVEYED, Amendments, Audit, Doubt, Network, SurveyMemo, amended, surveyed
+from richter.kernels.contract import FORMS, Form, Job, KernelBlock, KernelPlan, mirror, read_products, units_of
 
 T = TypeVar("T")
+MODELS = 8  # whose surveys are remembered from one call to the next; none keeps its model alive
+_surveys: weakref.WeakKeyDictionary[nn.Module, SurveyMemo] = weakref.WeakKeyDictionary()
 
 
 def kernels(job: Job, x: Inputs, x2: Inputs | None, memory: int) -> dict[str, Tensor]:
@@ -46,6 +49,7 @@ def kernels(job: Job, x: Inputs, x2: Inputs | None, memory: int) -> dict[str, Te
     result = {name: torch.zeros(_shape(job, job.n, job.m), dtype=dtype, device=_home(job)) for name in names}
     for a, b in pairs(job.network, x, x2, plan.chunk, maps=job.maps, cotangents=job.cotangents, parameters=job.loose,
                       title="kernels"):
+        _check_unchanged(job, a)
         r, c = a.rows, b.rows
         out = {name: K[..., r, c] if job.outputs != "full" else K[:, r, :, c] for name, K in result.items()}
         _fill(job, plan.block, a, b, {k: out[k if job.per_layer else "*"] for k in job.modules})
@@ -64,10 +68,23 @@ def full_blocks(job: Job, x: Inputs, memory: int) -> Iterator[tuple[slice, slice
     job, plan = planned(job, memory)
     for a, b in pairs(job.network, x, None, plan.chunk, maps=job.maps, cotangents=job.cotangents, parameters=job.loose,
                       title="kernels"):
+        _check_unchanged(job, a)
         shape = _shape(job, a.n, b.n)
         out = {name: torch.zeros(shape, dtype=job.network.dtype, device=_home(job)) for name in job.modules}
         _fill(job, plan.block, a, b, out)
         yield a.rows, b.rows, {name: mirror(K, "full") if a is b else K for name, K in out.items()}
+
+
+def _check_unchanged(job: Job, chunk: Chunk) -> None:
+    """Raise a Doubt if the first examples have other outputs than when the survey was made: global variables, or whatever else
+    cannot be seen from the model, have changed it."""
+    then = job.first_outputs
+    if then is None or chunk.rows.start > 0:
+        return
+    f, then = (chunk.run if job.maps else chunk.graph).f.detach(), then[:chunk.n]
+    now = f[:len(then)]
+    if now.shape != then.shape or (now - then).abs().max() > math.sqrt(torch.finfo(f.dtype).eps) * then.abs().max():
+        raise Doubt((), chunk.x, 0, "the model has other outputs than when it was surveyed")
 
 
 def _shape(job: Job, n: int, m: int) -> tuple[int, ...]:
@@ -84,7 +101,7 @@ def _fill(job: Job, size: int, a: Chunk, b: Chunk, out: Mapping[str, Tensor]) ->
     device = job.network.device
     here = out if _home(job) == device else {k: torch.zeros(K.shape, dtype=job.network.dtype, device=device)
                                              for k, K in out.items()}
-    block = Block(job, here)
+    block = KernelBlock(job, here)
     if job.maps:
         for rows in steps(job.v, size):
             left = a.captures(rows)
@@ -97,20 +114,23 @@ def _fill(job: Job, size: int, a: Chunk, b: Chunk, out: Mapping[str, Tensor]) ->
             K += here[k].to(K)
 
 
-def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace", per_layer: bool = False,
+def ntk(model: nn.Module, x: Any, x2: Any = None, *, form: Form = "trace", per_layer: bool = False,
         output: Output | None = None, memory: str | float = "2GiB", mode: str = "eval",
         cotangents: Cotangents | Function = every_output) -> Any:
     """The empirical neural tangent kernel of all trainable parameters.
 
-    ``outputs="trace"`` sums over outputs: [n,m]; ``"diagonal"`` keeps each output with itself: [k,n,m]; ``"full"``
+    ``form="trace"`` sums over outputs: [n,m]; ``"diagonal"`` keeps each output with itself: [k,n,m]; ``"full"``
     all pairs of outputs: [n,k,m,k]. ``per_layer`` gives {module name: kernel}; the entries sum to the whole kernel.
     """
     given = (x, x2)
-    model, x, x2 = _checked(model, x, x2, outputs)
+    model, x, x2 = _checked(model, x, x2, form)
     with quiet(model, mode):
-        job = replace(prepare(model, x, x2, cotangents, output, outputs, parse_bytes(memory)), per_layer=per_layer)
-        job, result = undoubted(job, lambda job: kernels(job, x, x2, parse_bytes(memory)))
-    if outputs == "full":
+        def prepared() -> Job:
+            job = prepare(model, x, x2, cotangents, output, form, parse_bytes(memory))
+            return replace(job, per_layer=per_layer)
+
+        job, result = undoubted(prepared, lambda job: kernels(job, x, x2, parse_bytes(memory)))
+    if form == "full":
         result = {name: K.permute(1, 0, 3, 2) for name, K in result.items()}
     undefined = [name for name, K in result.items() if name != "*" and K.isnan().any()]
     if undefined or any(K.isnan().any() for K in result.values()):
@@ -122,8 +142,10 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace",
     return shown if per_layer else shown["*"]
 
 
-def undoubted(job: Job, work: Callable[[Job], T]) -> tuple[Job, T]:
-    """Work until no captured map is in doubt: each time one is, it is read in another way, or refused."""
+def undoubted(prepared: Callable[[], Job], work: Callable[[Job], T]) -> tuple[Job, T]:
+    """Work until no captured map is in doubt: each time one is, it is read in another way, or refused. A survey that an earlier
+    call has made is made anew first."""
+    job = prepared()
     amendments = Amendments()
     for left in range(MOST_DOUBTS, -1, -1):
         try:
@@ -132,25 +154,30 @@ def undoubted(job: Job, work: Callable[[Job], T]) -> tuple[Job, T]:
             if not left:
                 raise
             s = job.network
+            _surveys.pop(s.model, None)
+            if job.first_outputs is not None:
+                job = prepared()
+                _surveys.pop(s.model, None)
+                continue
             survey = amended(s, doubt, amendments)
             job = replace(job, network=replace(s, survey=survey, audit=Audit()), units=units_of(s.model, survey))
     raise AssertionError("the last doubt is raised")
 
 
-def plan(model: nn.Module, x: Any, x2: Any = None, *, outputs: Outputs = "trace", per_layer: bool = False,
+def plan(model: nn.Module, x: Any, x2: Any = None, *, form: Form = "trace", per_layer: bool = False,
          output: Output | None = None, memory: str | float = "2GiB", mode: str = "eval",
-         cotangents: Cotangents | Function = every_output) -> Plan:
-    """What ``ntk`` with the same arguments will do: contractions, passes, operations and bytes. Runs a few examples only.
+         cotangents: Cotangents | Function = every_output) -> KernelPlan:
+    """Plan what ``ntk`` with the same arguments will do: contractions, passes, operations and bytes. Runs a few examples only.
 
-    >>> print(richter.kernels.plan(model, x, outputs="full"))
+    >>> print(richter.kernels.plan(model, x, form="full"))
     """
-    model, x, x2 = _checked(model, x, x2, outputs)
+    model, x, x2 = _checked(model, x, x2, form)
     with quiet(model, mode):
-        job = prepare(model, x, x2, cotangents, output, outputs, parse_bytes(memory))
+        job = prepare(model, x, x2, cotangents, output, form, parse_bytes(memory))
     return planned(replace(job, per_layer=per_layer), parse_bytes(memory))[1]
 
 
-def planned(job: Job, memory: int) -> tuple[Job, Plan]:
+def planned(job: Job, memory: int) -> tuple[Job, KernelPlan]:
     """Plan a job within ``memory``; where it does not fit, with blocks that are recomputed for every backward pass."""
     try:
         return job, job.plan(memory)
@@ -162,9 +189,9 @@ def planned(job: Job, memory: int) -> tuple[Job, Plan]:
         return job, job.plan(memory)
 
 
-def _checked(model: nn.Module, x: Any, x2: Any, outputs: str) -> tuple[nn.Module, Inputs, Inputs | None]:
-    if outputs not in OUTPUTS:
-        raise SelectionError(f"outputs={outputs!r}: choose one of {', '.join(OUTPUTS)}.")
+def _checked(model: nn.Module, x: Any, x2: Any, form: str) -> tuple[nn.Module, Inputs, Inputs | None]:
+    if form not in FORMS:
+        raise SelectionError(f"form={form!r}: choose one of {', '.join(FORMS)}.")
     model = unwrap(model)
     if not any(p.requires_grad for p in model.parameters()):
         raise SelectionError("the model has no trainable parameter, so its tangent kernel is empty. "
@@ -174,10 +201,18 @@ def _checked(model: nn.Module, x: Any, x2: Any, outputs: str) -> tuple[nn.Module
 
 
 def prepare(model: nn.Module, x: Inputs, x2: Inputs | None, cotangents: Cotangents | Function, output: Output | None,
-            outputs: Outputs, memory: float = math.inf) -> Job:
-    """Survey the model on the first examples of ``x`` (on its device)."""
+            form: Form, memory: float = math.inf) -> Job:
+    """Survey the model on the first examples of ``x`` (on its device), unless the last call did and nothing has changed since."""
     few = to_device(select(x, slice(0, SURVEYED)) if count(x) > 1 else select(x, [0, 0]), device_of(model))
-    _, state, survey = surveyed(model, few, output, memory=memory)
+    memo = _surveys.setdefault(model, SurveyMemo())
+    remembered, first_outputs = memo.unchanged(model, few, output, memory), None
+    if remembered is not None:
+        state, survey, first_outputs = remembered
+    else:
+        copied, state, survey = surveyed(model, few, output, memory=memory)
+        memo.keep(model, few, output, copied, survey, memory, exact=True)
+        while len(_surveys) > MODELS:
+            _surveys.pop(next(iter(_surveys)), None)
     chosen = as_cotangents(cotangents)
     assert chosen is not None
 
@@ -185,8 +220,8 @@ def prepare(model: nn.Module, x: Inputs, x2: Inputs | None, cotangents: Cotangen
         return chosen.rows(f, None, range(rows.start, rows.stop), slice(None), "kernel")
 
     network = Network(model, state, survey, output, Audit())
-    return Job(network, units_of(model, survey), V, chosen.count(survey.outputs, "kernel"), outputs,
-               count(x), count(x if x2 is None else x2), x2 is None)
+    return Job(network, units_of(model, survey), V, chosen.count(survey.outputs, "kernel"), form,
+               count(x), count(x if x2 is None else x2), x2 is None, first_outputs=first_outputs)
 
 
 def _inputs(model: nn.Module, x: Any) -> Inputs:
@@ -203,7 +238,7 @@ def _captured(model: nn.Module, x: Any, layer: str, output: Output | None, mode:
     check_weights(model)
     x = _inputs(model, x)
     with quiet(model, mode):
-        return undoubted(prepare(model, x, None, every_output, output, "full"), lambda job: _capture(job, x, layer))[1]
+        return undoubted(lambda: prepare(model, x, None, every_output, output, "full"), lambda job: _capture(job, x, layer))[1]
 
 
 def _capture(job: Job, x: Inputs, layer: str) -> LayerCapture:

@@ -1,4 +1,4 @@
-"""``nn.MultiheadAttention`` passes its weights to one function; here that call is taken apart into four linear maps."""
+"""``nn.MultiheadAttention`` passes its weights to one function; this call is split into four linear maps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Apply = Callable[[str, Tensor, Tensor, Tensor | None], Tensor]  # (which, input,
 
 
 def split(which: str) -> LinearMap:
-    """The map q, k or v inside ``in_proj_weight`` (stacked in thirds)."""
+    """Make the map q, k or v inside ``in_proj_weight`` (three stacked blocks)."""
     i = "qkv".index(which)
     return LinearMap(matrix=lambda m, w: w.chunk(3, dim=0)[i], inputs=lambda m, x: positions(x),
                      outputs=lambda m, z: positions(z), weight="in_proj_weight")
 
 
 def whole(weight: str) -> LinearMap:
-    """A map whose weight is one parameter of its own (``q_proj_weight``, ``out_proj.weight``)."""
+    """Make a map whose weight is a whole parameter (``q_proj_weight``, ``out_proj.weight``)."""
     return LinearMap(matrix=lambda m, w: w, inputs=lambda m, x: positions(x), outputs=lambda m, z: positions(z),
                      weight=weight)
 
@@ -36,8 +36,8 @@ def attention_in_parts(apply: Apply, query: Tensor, key: Tensor, value: Tensor, 
                        use_separate_proj_weight: bool = False, q_proj_weight: Tensor | None = None,
                        k_proj_weight: Tensor | None = None, v_proj_weight: Tensor | None = None,
                        **rest: Any) -> tuple[Tensor, Tensor | None]:
-    """F.multi_head_attention_forward with its four projections done by ``apply``; the attention between them is
-    torch's own, called with identity projections, so that masks, zero attention and extra keys keep their meaning."""
+    """Compute F.multi_head_attention_forward with its four projections done by ``apply``. The attention between them is torch's
+    own, called with identity projections, so that masks, zero attention and extra keys work as usual."""
     biases: Sequence[Tensor | None] = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
     if use_separate_proj_weight:
         assert q_proj_weight is not None and k_proj_weight is not None and v_proj_weight is not None
@@ -56,7 +56,7 @@ def attention_in_parts(apply: Apply, query: Tensor, key: Tensor, value: Tensor, 
 
 @takes_apart(F.multi_head_attention_forward)
 def attend(recorder: Any, func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """nn.MultiheadAttention. Where its weights are wanted, torch computes it without a fused kernel."""
+    """Replace the call of nn.MultiheadAttention. With need_weights, torch does not use a fused kernel."""
     if not recorder.plain or kwargs.get("need_weights", True):
         return attention_in_parts(recorder.projected, *args, **kwargs)
     return attention_in_parts(recorder.projected, *args, **{**kwargs, "need_weights": True})[0], None

@@ -9,7 +9,7 @@ from richter.layers.linear import positions
 
 
 def products(input1: Tensor, input2: Tensor) -> Tensor:
-    """[..., d_1], [..., d_2] -> [..., d_1 d_2]; the arguments are named as torch names them."""
+    """Map [..., d_1], [..., d_2] to [..., d_1 d_2]; the arguments have torch's names."""
     return (input1.unsqueeze(-1) * input2.unsqueeze(-2)).flatten(-2)
 
 

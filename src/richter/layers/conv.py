@@ -16,9 +16,9 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def unfold(x: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
-    """Patches [n, positions, channels * prod(size)] of a padded signal [n, channels, *space], any number of axes."""
+    """Return patches [n, positions, channels * prod(size)] of a padded signal [n, channels, *space], for any number of axes."""
     n, channels, axes = x.shape[0], x.shape[1], len(size)
-    if size[-1] not in (2, 3):  # whole patches at once; from 2 or 3 numbers at a time this would be the slower way
+    if size[-1] not in (2, 3):  # whole patches at once; for 2 or 3 numbers at a time this would be slower
         for axis, (k, step, gap) in enumerate(zip(size, stride, dilation, strict=True)):
             x = x.unfold(2 + axis, gap * (k - 1) + 1, step)[..., ::gap]  # one new axis at the end for each spatial axis
         order = (0, *range(2, 2 + axes), 1, *range(2 + axes, 2 + 2 * axes))
@@ -27,7 +27,7 @@ def unfold(x: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dilation: 
              for length, k, step, gap in zip(x.shape[2:], size, stride, dilation, strict=True)]
     unfolded = x.new_empty(n, *space, channels, *size)
     for offset in itertools.product(*map(range, size)):
-        entries = x  # what stands at this offset in every patch
+        entries = x  # the entry at this offset of every patch
         for axis, (o, many, step, gap) in enumerate(zip(offset, space, stride, dilation, strict=True)):
             index: tuple[Any, ...] = (slice(None),) * (2 + axis)
             entries = entries[(*index, slice(o * gap, o * gap + (many - 1) * step + 1, step))]
@@ -37,7 +37,7 @@ def unfold(x: Tensor, size: tuple[int, ...], stride: tuple[int, ...], dilation: 
 
 
 def convolved(m: nn.Module, x: Tensor, w: Tensor) -> Tensor:
-    """The convolution of what the layer read with another matrix."""
+    """Convolve the layer's input with another matrix."""
     assert isinstance(m, CONVOLUTIONS)
     return m._conv_forward(x, w.reshape(-1, m.in_channels // m.groups, *m.kernel_size), None)
 
@@ -51,7 +51,7 @@ def pixels(z: Tensor, axes: int) -> Tensor:
 
 def convolution(size: tuple[int, ...], stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
                 mode: str = "constant", apply: Callable[..., Tensor] | None = None) -> LinearMap:
-    """The map of a call of F.conv1d, F.conv2d or F.conv3d with these arguments. Each patch is one input."""
+    """Make the map of a call of F.conv1d, F.conv2d or F.conv3d with these arguments. Each patch is one input."""
     axes = len(size)
     stride, dilation = _each(stride, axes), _each(dilation, axes)
     if isinstance(padding, str):
@@ -75,7 +75,7 @@ def convolution(size: tuple[int, ...], stride: Any = 1, padding: Any = 0, dilati
 
 
 def _each(number: Any, axes: int) -> tuple[int, ...]:
-    """One number for every axis, or one for each."""
+    """Return one number per axis, from one number or from one for each."""
     numbers = (number,) if isinstance(number, int) else tuple(number)
     return numbers * axes if len(numbers) == 1 else numbers
 

@@ -1,5 +1,5 @@
-"""Transposed convolutions: every input pixel writes a patch, patch[p] = W x[p], and overlapping patches add up. What is asked of
-a patch is the patch of what is asked of the output, in the same place."""
+"""Transposed convolutions: every input pixel writes a patch, patch[p] = W x[p], and overlapping patches are summed. The backward
+signal of a patch is the patch of the output's backward signal at the same place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TransposedConvolution = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspo
 
 
 def written(m: nn.Module, z: Tensor) -> Tensor:
-    """The places of the output that each input pixel writes, [n, positions, channels * prod(size)]."""
+    """Return the output pixels that each input pixel writes, [n, positions, channels * prod(size)]."""
     assert isinstance(m, TransposedConvolution)
     if z.dim() == len(m.kernel_size) + 1:
         z = z.unsqueeze(0)
@@ -26,7 +26,7 @@ def view(name: str, m: nn.Module) -> View:
     assert isinstance(m, TransposedConvolution)
     axes, r = len(m.kernel_size), m.groups
     if any(more >= step for more, step in zip(m.output_padding, m.stride, strict=True)):
-        return {}  # room for patches that no input writes: from the output alone they cannot be told from the others
+        return {}  # some patches of the output have no input, and cannot be recognised from the output alone
     if r == 1:
         return {"": LinearMap(matrix=lambda m, w: w.flatten(1).T, inputs=lambda m, x: pixels(x, axes), outputs=written)}
     return {"": LinearMap(

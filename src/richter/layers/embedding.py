@@ -1,4 +1,4 @@
-"""``nn.Embedding``: a linear map of one-hot inputs, kept as indices."""
+"""``nn.Embedding``: a linear map of one-hot inputs, stored as indices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from richter.layers.linear import positions
 
 
 def indices(m: nn.Module, x: Tensor) -> Tensor:
-    """[n, ...] -> [n, s]; the padding index reads nothing, because its row has no gradient."""
+    """Map [n, ...] to [n, s]; the padding index becomes -1, because its row has no gradient."""
     x = x.reshape(x.shape[0], x.shape[1:].numel()) if x.dim() else x.reshape(1, 1)
     padding = getattr(m, "padding_idx", None)
     return x if padding is None else torch.where(x == padding, -1, x)

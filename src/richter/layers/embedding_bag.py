@@ -1,4 +1,4 @@
-"""``nn.EmbeddingBag`` on a matrix of indices: looked up one by one, then added up."""
+"""``nn.EmbeddingBag`` on a matrix of indices: rows are looked up one by one, and then summed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from richter.layers import takes_apart
 
-Lookup = Callable[[Tensor, Tensor], Tensor]  # F.embedding of indices "n s" in a weight
+Lookup = Callable[[Tensor, Tensor], Tensor]  # F.embedding of indices "n s" with a weight
 
 
 def bag_of(args: Any, kwargs: Any) -> dict[str, Any] | None:
-    """The arguments of a call of F.embedding_bag by name, where it is a plain sum, mean or maximum over the rows of a matrix of
-    indices; None where it is not."""
+    """Return the arguments of a call of F.embedding_bag by name, if it is a plain sum, mean or maximum over the rows of a matrix
+    of indices; otherwise None."""
     names = ("input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse",
              "per_sample_weights", "include_last_offset", "padding_idx")
     bag = {"offsets": None, "max_norm": None, "scale_grad_by_freq": False, "mode": "mean", "per_sample_weights": None,
@@ -26,12 +26,12 @@ def bag_of(args: Any, kwargs: Any) -> dict[str, Any] | None:
 
 
 def bag_in_parts(lookup: Lookup, bag: dict[str, Any]) -> Tensor:
-    """What F.embedding_bag gives; entries at the padding index are left out, and a bag without any other is zero."""
+    """Compute F.embedding_bag. Entries at the padding index are left out, and a bag without other entries is zero."""
     index, weight, padding = bag["input"], bag["weight"], bag["padding_idx"]
     padding = padding + len(weight) if padding is not None and padding < 0 else padding
-    kept = torch.ones_like(index, dtype=torch.bool) if padding is None else index != padding
+    real = torch.ones_like(index, dtype=torch.bool) if padding is None else index != padding
     rows = lookup(index, weight)
-    keep = kept.unsqueeze(-1)
+    keep = real.unsqueeze(-1)
     if bag["mode"] == "max":
         return rows.masked_fill(~keep, -torch.inf).max(1).values.masked_fill(~keep.any(1), 0)
     if bag["per_sample_weights"] is not None:

@@ -19,12 +19,12 @@ def positions(x: Tensor) -> Tensor:
 
 
 def is_fused(name: str, module: nn.Module) -> bool:
-    """Is this named like a projection to queries, keys and values, and wide enough? Whether it is one, and which outputs are
-    which, is seen in what the model does with them (richter.instrument.survey.survey)."""
+    """Whether a module has the name and width of a joint projection to queries, keys and values. Whether it is one, and which
+    outputs are which, follows from the model's computation (richter.instrument.survey.survey)."""
     if name.rpartition(".")[2] not in FUSED:
         return False
-    m, own = view_of(name, module).get(""), dict(module.named_parameters(recurse=False))
-    weight = own.get("weight")  # not one that is computed when it is read
+    m, parameters = view_of(name, module).get(""), dict(module.named_parameters(recurse=False))
+    weight = parameters.get("weight")  # not a weight that is computed on access
     if m is None or m.kind != "dense" or weight is None:
         return False
     d_out, d_in = m.matrix(module, weight.detach()).shape
@@ -32,7 +32,7 @@ def is_fused(name: str, module: nn.Module) -> bool:
 
 
 def rows_of(m: LinearMap, rows: Tensor) -> LinearMap:
-    """The map to some of the outputs; a view where they lie side by side."""
+    """Return the map to some of the outputs; a view if they are adjacent."""
     first, last = int(rows[0]), int(rows[-1])
     chosen = slice(first, last + 1) if last - first + 1 == len(rows) else rows
     return replace(m, matrix=lambda module, w: m.matrix(module, w)[chosen],

@@ -18,20 +18,20 @@ def channels_second(z: Tensor) -> Tensor:
 
 
 def diagonal(normalise: Callable[[Any, Tensor], Tensor], arrange: Callable[[Any, Tensor], Tensor]) -> View:
-    """The view of a layer that normalises without its affine part, with its axes re-arranged to [n, positions, d]."""
+    """Make the view of a layer that normalises without its affine part; ``arrange`` moves axes to [n, positions, d]."""
     return {"": LinearMap(matrix=lambda m, w: w.flatten(), inputs=lambda m, x: arrange(m, normalise(m, x)),
                           outputs=arrange, kind="diagonal")}
 
 
 def trailing(m: nn.LayerNorm | nn.RMSNorm, z: Tensor) -> Tensor:
-    """[n, ..., *normalized_shape] -> [n, positions, d]."""
+    """Map [n, ..., *normalized_shape] to [n, positions, d]."""
     shape = m.normalized_shape
     lead = z.shape[:z.dim() - len(shape)]
-    return z.reshape(lead[0] if lead else 1, lead[1:].numel(), math.prod(shape))  # of no example too: no -1
+    return z.reshape(lead[0] if lead else 1, lead[1:].numel(), math.prod(shape))  # without -1, so that it works for zero examples
 
 
 def batch_statistics(m: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, x: Tensor) -> Tensor:
-    """Normalised by the running statistics, or by those of the batch where there are none."""
+    """Normalise by the running statistics, or by those of the batch if there are none."""
     use_batch = m.training or m.running_mean is None
     return F.batch_norm(x, None if use_batch else m.running_mean, None if use_batch else m.running_var,
                         training=use_batch, eps=m.eps)

@@ -1,10 +1,10 @@
-"""Recurrent layers (``nn.LSTM``, ``nn.GRU``, ``nn.RNN`` and their cells) pass their weights to one function; here that call is
-taken apart into the input map and the hidden map of each gate:
+"""Recurrent layers (``nn.LSTM``, ``nn.GRU``, ``nn.RNN`` and their cells) pass their weights to one function. This call is split
+into the input map and the hidden map of each gate:
 
-    lstm.ih_l0.i   what gate i of layer 0 makes of its input        lstm.hh_l0_reverse.f   of the state before, read backwards
-    lstm.hr_l1     the projection of the state (proj_size)          cell.ih.n              of a cell: no number of a layer
+    lstm.ih_l0.i   from the input to gate i of layer 0             lstm.hh_l0_reverse.f   from the state, backward direction
+    lstm.hr_l1     the projection of the state (proj_size)          cell.ih.n              of a cell, without a layer number
 
-Gates are i, f, g, o of an LSTM and r, z, n of a GRU; an RNN has one, which has no name.
+Gates are i, f, g, o for an LSTM and r, z, n for a GRU; an RNN has one gate without a name.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 from richter.layers import LinearMap, View, takes_apart
 from richter.layers.linear import positions
 
-State = tuple[Tensor, ...]  # (h,), or (h, c) of an LSTM
-Remember = Callable[[str, View, Tensor, Tensor, Tensor], None]  # (name of a weight, its maps, what was read, weight, z)
+State = tuple[Tensor, ...]  # (h,), or (h, c) for an LSTM
+Remember = Callable[[str, View, Tensor, Tensor, Tensor], None]  # (name of a weight, its maps, input, weight, z)
 
 
 def gates(names: Sequence[str]) -> View:
-    """The maps of one weight, whose rows are as many equal blocks as there are gates."""
+    """Return the maps of one weight, whose rows are one block per gate, of equal size."""
     def gate(i: int) -> LinearMap:
         return LinearMap(matrix=lambda m, w: w.chunk(len(names), dim=0)[i], inputs=lambda m, x: positions(x),
                          outputs=lambda m, z: positions(z).chunk(len(names), dim=-1)[i])
@@ -33,7 +33,7 @@ def gates(names: Sequence[str]) -> View:
 
 
 def lstm(x: Tensor, y: Tensor, h: Tensor, c: Tensor) -> State:
-    """One step from what the input map (x) and the hidden map (y) of all gates have written."""
+    """Compute one step from the outputs of the input map (x) and of the hidden map (y) of all gates."""
     i, f, g, o = (x + y).chunk(4, -1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     return o.sigmoid() * c.tanh(), c
@@ -46,22 +46,24 @@ def gru(x: Tensor, y: Tensor, h: Tensor) -> State:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What one step of a recurrent layer computes."""
+class RecurrentCell:
+    """The computation of one step of a recurrent layer."""
 
-    maps: View  # of its input weight and of its hidden weight
+    maps: View  # maps of its input weight and of its hidden weight
     step: Callable[..., State]
 
 
-LSTM, GRU = Cell(gates("ifgo"), lstm), Cell(gates("rzn"), gru)
-TANH, RELU = Cell(gates([""]), lambda x, y, h: ((x + y).tanh(),)), Cell(gates([""]), lambda x, y, h: ((x + y).relu(),))
+LSTM, GRU = RecurrentCell(gates("ifgo"), lstm), RecurrentCell(gates("rzn"), gru)
+TANH = RecurrentCell(gates([""]), lambda x, y, h: ((x + y).tanh(),))
+RELU = RecurrentCell(gates([""]), lambda x, y, h: ((x + y).relu(),))
 PROJECTION = gates([""])
 LAYERS = {torch.lstm: LSTM, torch.gru: GRU, torch.rnn_tanh: TANH, torch.rnn_relu: RELU}
 CELLS = {torch.lstm_cell: LSTM, torch.gru_cell: GRU, torch.rnn_tanh_cell: TANH, torch.rnn_relu_cell: RELU}
 
 
 def weights_of(func: Any, args: Sequence[Any], kwargs: Any) -> dict[str, Tensor]:
-    """The matrices of a call of a recurrent function: {"ih_l0": ..., "hh_l0_reverse": ...}; empty of any other function."""
+    """Return the matrices of a call of a recurrent function: {"ih_l0": ..., "hh_l0_reverse": ...}; empty for any other
+    function."""
     if kwargs or (func not in LAYERS and func not in CELLS):
         return {}
     if func in CELLS:
@@ -74,19 +76,19 @@ def weights_of(func: Any, args: Sequence[Any], kwargs: Any) -> dict[str, Tensor]
 
 
 def recurrent_in_parts(remember: Remember, func: Any, args: Sequence[Any]) -> Any:
-    """What ``func(*args)`` gives, with every matrix product told to ``remember``."""
+    """Compute ``func(*args)``, and pass every matrix product to ``remember``."""
     weights = weights_of(func, args, {})
     if func in LAYERS:
         return _layers_in_parts(_Parts(remember, LAYERS[func], weights, _packed(args)), func, args)
-    x, given, biases = args[0], args[1], (*args[4:], None, None)[:2]
-    state = tuple(given) if func is torch.lstm_cell else (given,)
+    x, initial, biases = args[0], args[1], (*args[4:], None, None)[:2]
+    state = tuple(initial) if func is torch.lstm_cell else (initial,)
     _, state = _Parts(remember, CELLS[func], weights).along(x[None], state, "", biases)
     return state if func is torch.lstm_cell else state[0]
 
 
 @takes_apart(*LAYERS, *CELLS)
 def step(recorder: Any, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
-    """A recurrent layer or cell, if all its matrices are known to be weights."""
+    """Replace the call of a recurrent layer or cell, if all its matrices are known to be weights."""
     weights = weights_of(func, args, kwargs) if torch.is_grad_enabled() else {}
     if weights and all(recorder.owner(f"weight_{which}", weight) for which, weight in weights.items()):
         return recurrent_in_parts(recorder.gated, func, args)
@@ -94,9 +96,9 @@ def step(recorder: Any, func: Any, args: Sequence[Any], kwargs: Any) -> Any:
 
 
 def _layers_in_parts(parts: _Parts, func: Any, args: Sequence[Any]) -> tuple[Tensor, ...]:
-    """All layers, in one or in both directions."""
-    x, given, (flat, biased, layers, dropout, train, both) = args[0], args[1 + parts.packed], args[2 + parts.packed:][:6]
-    start = tuple(given) if func is torch.lstm else (given,)
+    """Compute all layers, in one or in both directions."""
+    x, initial, (flat, biased, layers, dropout, train, both) = args[0], args[1 + parts.packed], args[2 + parts.packed:][:6]
+    start = tuple(initial) if func is torch.lstm else (initial,)
     time = 1 if not parts.packed and args[8] else 0  # batch_first
     steps: Sequence[Tensor] = x.split(args[1].tolist()) if parts.packed else x.unbind(time)
     each = len(flat) // (layers * (1 + both))
@@ -110,14 +112,14 @@ def _layers_in_parts(parts: _Parts, func: Any, args: Sequence[Any]) -> tuple[Ten
             sides.append(written)
             ends.append(end)
         steps = [torch.cat(pair, -1) for pair in zip(*sides, strict=True)] if both else sides[0]
-        if train and dropout and i + 1 < layers:  # drawn for all steps at a time, as torch does
+        if train and dropout and i + 1 < layers:  # one draw for all steps, as in torch
             steps = F.dropout(torch.cat(list(steps)), dropout).split([len(s) for s in steps])
     z = torch.cat(list(steps)) if parts.packed else torch.stack(list(steps), time)
     return z, *(torch.stack(s) for s in zip(*ends, strict=True))
 
 
 def _packed(args: Sequence[Any]) -> bool:
-    """Is this a call on a PackedSequence, whose second argument says how many sequences are left at each step?"""
+    """Whether this is a call on a PackedSequence, whose second argument gives the number of sequences at each step."""
     return isinstance(args[1], Tensor) and not args[1].is_floating_point()
 
 
@@ -126,14 +128,14 @@ class _Parts:
     """The matrix products of a call, one weight after the other."""
 
     remember: Remember
-    cell: Cell
+    cell: RecurrentCell
     weights: dict[str, Tensor]
-    packed: bool = False  # the rows of all steps one behind the other: a PackedSequence
+    packed: bool = False  # whether the rows of all steps are concatenated (a PackedSequence)
 
     def along(self, xs: Sequence[Tensor] | Tensor, start: State, side: str, biases: Sequence[Tensor | None],
               reverse: bool = False) -> tuple[list[Tensor], State]:
-        """One layer in one direction: what it writes at each step, and its last state. ``xs`` has as many rows at each step as
-        there are sequences left; each starts from its row of ``start``."""
+        """Compute one layer in one direction: its output at each step, and its last state. ``xs`` has one row per active sequence
+        at each step; each sequence starts from its row of ``start``."""
         rows = [len(x) for x in xs]
         weights = {which: self.weights[which + side] for which in ("ih", "hh", "hr") if which + side in self.weights}
         read: dict[str, Any] = {"ih": xs if isinstance(xs, Tensor) else self._joined(xs)} | {
@@ -145,10 +147,10 @@ class _Parts:
         written: list[Any] = [None] * len(rows)
         state, ended = tuple(s[:rows[-1 if reverse else 0]] for s in start), []
         for t in reversed(range(len(rows))) if reverse else range(len(rows)):
-            if rows[t] < len(state[0]):  # sequences that have ended
+            if rows[t] < len(state[0]):  # some sequences have ended
                 ended.append(tuple(s[rows[t]:] for s in state))
                 state = tuple(s[:rows[t]] for s in state)
-            elif rows[t] > len(state[0]):  # read backwards, sequences that begin
+            elif rows[t] > len(state[0]):  # some sequences begin, in the backward direction
                 state = tuple(torch.cat([s, s0[len(s):rows[t]]]) for s, s0 in zip(state, start, strict=True))
             read["hh"][t] = state[0].detach()
             state = self.cell.step(at["ih"][t], F.linear(state[0], weights["hh"], biases[1]) + at["hh"][t], *state)
@@ -162,15 +164,16 @@ class _Parts:
         return written, tuple(torch.cat([s, *rest]) for s, *rest in zip(state, *reversed(ended), strict=True))
 
     def _joined(self, steps: Sequence[Tensor]) -> Tensor:
-        """[steps, n, d]; or [1, 1, rows, d]: the rows of a PackedSequence lie by the lengths of the sequences, nothing on the
-        first axes tells the examples apart, and so they are read one at a time."""
+        """Stack steps to [steps, n, d], or to [1, 1, rows, d] for a PackedSequence: the first axes do not separate its examples,
+        so they are read one at a time."""
         return torch.cat(list(steps))[None, None] if self.packed else torch.stack(list(steps))
 
     def _steps(self, z: Tensor, rows: list[int]) -> Sequence[Tensor]:
-        """Of what is joined so."""
+        """Split a result of ``_joined`` into steps."""
         return z[0, 0].split(rows) if self.packed else z.unbind()
 
 
 def _nothing(z: Tensor, width: int) -> Tensor:
-    """Zeros that are added to what a map writes at every step: their gradient is what is asked of it, for all steps at a time."""
+    """Return zeros that are added to the output of a map at every step; their gradient is its backward signal, for all steps at
+    once."""
     return z.new_zeros(*z.shape[:-1], width).requires_grad_().clone()

@@ -1,4 +1,4 @@
-"""Learners of features without back-propagation: kernel machines whose metric is learned from their own gradients.
+"""Learners of features without back-propagation: kernel machines that learn their metric from their own gradients.
 
     model = richter.learners.RFMClassifier().fit(X, y)      # bandwidth, ridge and iterations are chosen
     model.predict(X_new); model.feature_importances_; model.feature_matrix_

@@ -1,4 +1,4 @@
-"""Probabilities from the outputs of a classifier, by rows that it has not seen."""
+"""Calibrated probabilities from the outputs of a classifier, fitted on held-out rows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from richter.learners.scores import classes, logits, temperature
 
 def probabilities(f: Float[Tensor, "n c"], temperature: float, doubt: float,
                   frequencies: Float[Tensor, " k"]) -> Float[Tensor, "n k"]:
-    """P = (1 - doubt) softmax(T f) + doubt q, where q are the class frequencies.
+    """Return P = (1 - doubt) softmax(T f) + doubt q, with class frequencies q.
 
-    The doubt bounds how sure a probability can be, as no number of rows can show that a model is never wrong; at 1 the outputs
-    say nothing that the frequencies do not. Where the class of the largest output is not the most frequent one, q is levelled
-    among it and those that are more frequent, so that it stays the most probable."""
+    The doubt limits how certain a probability can be, because finitely many rows cannot show that a model is never wrong. At
+    doubt 1 the outputs add nothing to the frequencies. If the class of the largest output is not the most frequent one, q is
+    averaged over it and all more frequent classes, so that it stays the most probable."""
     z = logits(f)
     return torch.lerp(torch.softmax(temperature * z, 1), levelled(frequencies.to(z), z.argmax(1)), doubt)
 
 
 def levelled(frequencies: Float[Tensor, " k"], top: Int[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """The class frequencies for each row, levelled among its top class and those that are more frequent."""
+    """Return the class frequencies for each row, averaged over its top class and all more frequent classes."""
     level = frequencies[None, :] >= frequencies[top][:, None]
     mean = (level * frequencies).sum(1, keepdim=True) / level.sum(1, keepdim=True)
     return torch.where(level, mean, frequencies)
@@ -30,9 +30,9 @@ def levelled(frequencies: Float[Tensor, " k"], top: Int[Tensor, " n"]) -> Float[
 
 def calibrate(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, " r"],
               frequencies: Float[Tensor, " k"]) -> tuple[float, float]:
-    """Temperature and doubt by the likelihood of rows left out (outputs f, targets y, weights w) and of one row more, which
-    resembles none of them: for the temperature its class is known by the frequencies alone, and for the doubt it is explained by
-    them alone. Without it, rows that all come out right would ask for an infinite temperature and for no doubt."""
+    """Fit temperature and doubt by the likelihood of held-out rows (outputs f, targets y, weights w) and of one additional row
+    that resembles none of them. For the temperature, the class of this row is known by the frequencies only; for the doubt, it is
+    explained by them only. Without it, rows that are all correct would give an infinite temperature and no doubt."""
     n, q = rows(w), frequencies.to(f)
     T = temperature(f, y, w, blurred=(1 / (n + 1), q))[0]
     target = classes(y)[:, None]
@@ -49,6 +49,6 @@ def calibrate(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor,
 
 
 def rows(w: Float[Tensor, " r"]) -> float:
-    """How many rows the weights stand for. Whole numbers are numbers of copies; others have no unit, and count by spread."""
+    """Effective number of rows. Integer weights are numbers of copies; other weights have no unit, and their spread counts."""
     total = w.sum()
     return (total if torch.equal(w, w.round()) else total.square() / w.square().sum()).item()

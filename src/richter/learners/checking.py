@@ -1,4 +1,4 @@
-"""A conformance test for a kernel of one's own: ``richter.testing.check_kernel``."""
+"""A conformance test for your own kernels: ``richter.testing.check_kernel``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from richter.learners.features import agop, fact
 from richter.learners.kernel import Kernel, Tunable
 from richter.learners.rfm import RFMRegressor
 
-EXACT, CLOSE = 1e-8, 1e-5  # relative: the same sum in another order; derivatives against differences
+EXACT, CLOSE = 1e-8, 1e-5  # relative tolerances: the same sum in another order; derivatives against finite differences
 
 
 def check_kernel(kernel: Kernel, x: ArrayLike = None) -> None:
-    """Is ``kernel`` one that the learners can use? Raises AssertionError with a sentence that says what is wrong.
+    """Check that the learners can use ``kernel``. Raises AssertionError with a sentence that names the fault.
 
-    Checked, on ``x`` [n, d] (by default 12 normal points of 4 columns; give others if the kernel has another scale): it is a
-    value; its geometry depends on the inputs alone and is left as it is; it is symmetric and positive semi-definite; its
-    gradients are those of its values (by differences), with and without a metric; its slopes and sums of gradients agree with
-    them, also where two inputs nearly meet; AGOP and FACT are what its gradients make them; and a learner can fit with it.
+    Checks on ``x`` [n, d] (default: 12 normal points with 4 columns; give others if the kernel has another scale): the kernel is
+    a value; its geometry depends on the inputs alone and is not modified; it is symmetric and positive semi-definite; its
+    gradients match finite differences, with and without a metric; its slopes and sums of gradients agree with them, also where
+    two inputs nearly coincide; AGOP and FACT match its gradients; and a learner can be fitted with it.
     """
     if not isinstance(kernel, Kernel):
         raise AssertionError(f"{kernel!r} is not a kernel object: derive its class from richter.learners.Kernel.")
@@ -33,7 +33,7 @@ def check_kernel(kernel: Kernel, x: ArrayLike = None) -> None:
     if X.dim() != 2 or len(X) < 8 or X.shape[1] < 2:
         raise AssertionError(f"x has shape {tuple(X.shape)}; at least [8, 2] is needed.")
     try:
-        _Check(kernel, torch.cat([X, X[:1]])).run()  # a copy: its distance is 0, where a kernel may have a kink
+        _Check(kernel, torch.cat([X, X[:1]])).run()  # a copy, whose distance is 0, where a kernel may have a kink
     except RichterError as error:
         raise AssertionError(str(error)) from error
 
@@ -47,7 +47,7 @@ def _near(a: Tensor, b: Tensor, tolerance: float = EXACT) -> bool:
 
 
 class _Check:
-    """One kernel on inputs x, the last of which is a copy of the first, and on others, z."""
+    """Tests of one kernel on inputs x, the last of which is a copy of the first, and on other inputs z."""
 
     def __init__(self, kernel: Kernel, x: Float[Tensor, "n d"]) -> None:
         self.kernel, self.name = kernel, type(kernel).__name__
@@ -81,13 +81,13 @@ class _Check:
         return torch.as_tensor(self.kernel.gradients(x, z, M))
 
     def metrics(self) -> tuple[Tensor | None, ...]:
-        """None, and a full and a diagonal one of unequal eigenvalues."""
+        """Return None, and a full and a diagonal metric with unequal eigenvalues."""
         d = self.x.shape[1]
         B = _normal(d, d + 1, seed=1)
         return None, B @ B.T / d, 0.5 + torch.arange(d, dtype=torch.float64) / d
 
     def is_a_value(self) -> None:
-        """Learners are cloned and compared, and their kernels with them."""
+        """Check equality and hash, because learners and their kernels are cloned and compared."""
         hidden = sorted(vars(self.kernel).keys() - {f.name for f in dataclasses.fields(self.kernel)})
         self.require(not hidden, f"{', '.join(hidden)} is not compared: two kernels that differ in it would be equal. Write "
                                  f"@dataclass(frozen=True) above the class, and its numbers as fields.")
@@ -95,7 +95,7 @@ class _Check:
         self.require(again == self.kernel and hash(again) == hash(self.kernel), "a copy of the kernel is not equal to it.")
 
     def with_a_bandwidth(self, kernel: Tunable) -> Tunable:
-        """The kernel with a bandwidth, by its own rule if none is set."""
+        """Return the kernel with a bandwidth, from its own rule if none is set."""
         rule = kernel.typical(kernel.geometry(self.x, self.x))
         self.require(isinstance(rule, float) and 0 < rule < float("inf"), f"typical() gives {rule!r}, not a positive number.")
         return kernel.fitted(self.x)
@@ -155,7 +155,8 @@ class _Check:
                                      f"and the system that a learner solves need not have a solution.")
 
     def gradients_are_of_the_values(self, M: Tensor | None) -> None:
-        """Against differences of the values; where those of two widths differ, there is a kink between, and nothing is said."""
+        """Compare gradients with finite differences of two widths. Where these differ there is a kink, and the entry is
+        skipped."""
         x, z = self.x, self.z
         G = self.G(x, z, M)
         self.require(bool(self.G(x, x, M).isfinite().all()), "there are gradients of NaN or Inf. At a kink, as of a point with "
@@ -173,16 +174,16 @@ class _Check:
                          "slopes() gives an (a, b) for which a z + b x is not the gradient that pull() gives.")
 
     def _differences(self, M: Tensor | None, width: float) -> Float[Tensor, "n m d"]:
-        """(k(x + h, z) - k(x - h, z)) / (2 |h|), for h along each coordinate."""
+        """Return (k(x + h, z) - k(x - h, z)) / (2 |h|), for h along each coordinate."""
         h = width * self.x.std().item()
         steps = h * torch.eye(self.x.shape[1], dtype=self.x.dtype)
         return torch.stack([(self.K(self.x + e, self.z, M) - self.K(self.x - e, self.z, M)) / (2 * h) for e in steps], 2)
 
     def sums_are_of_the_gradients(self, M: Tensor | None) -> None:
-        """AGOP and FACT by every route, against the gradients."""
+        """Compare AGOP and FACT, computed in every way, with the gradients."""
         x, n = self.x, len(self.x)
         G = self.G(x, x, M)
-        for outputs in (1, n):  # row by row; from pairs, if the kernel has slopes
+        for outputs in (1, n):  # one output uses rows; n outputs use pairs, if the kernel has slopes
             A = _normal(n, outputs, seed=2)
             J = torch.einsum("jc,ijd->icd", A, G)
             for memory in ("1GiB", 400 * n):
@@ -195,7 +196,7 @@ class _Check:
                              f"them up wrongly.", M)
 
     def close_inputs_leave_digits(self) -> None:
-        """Where slopes grow without bound, AGOP must not be made of their squares."""
+        """Check that AGOP does not use squares of slopes where slopes are unbounded."""
         x = self.x.clone()
         x[1] = x[0] + 1e-9 * x.std()
         A = _normal(len(x), len(x), seed=2)

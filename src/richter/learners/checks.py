@@ -1,4 +1,4 @@
-"""What is asked of rows, weights and settings before anything is fitted."""
+"""Validation of rows, weights and settings before a fit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def look_at_size(a: Array, name: str) -> None:
 
 
 def look_at_columns(X: Array) -> None:
-    """Inputs that are the same in all rows say nothing."""
+    """Raise an error if all rows have the same inputs; warn about constant columns."""
     constant = np.flatnonzero(np.ptp(X, axis=0) == 0)
     if len(constant) == X.shape[1]:
         raise ValueError(f"all {len(X)} rows have the same inputs: there is nothing to learn a function of.")
@@ -43,7 +43,7 @@ def row_weights(sample_weight: ArrayLike | None, X: Array) -> Array:
 
 
 def held_out(learner: BaseEstimator, validation: Any, targets: Callable[[Any], Array]) -> tuple[Array, Array, Array]:
-    """Inputs, targets and weights of the rows that ``fit(..., validation=(X, y))`` chooses by."""
+    """Return inputs, targets and weights of the rows given as ``fit(..., validation=(X, y))``."""
     try:
         X, y = validation
     except (TypeError, ValueError) as error:
@@ -55,7 +55,7 @@ def held_out(learner: BaseEstimator, validation: Any, targets: Callable[[Any], A
 
 
 def chosen_folds(learner: Any, X: Array, y: Array, classifier: bool) -> Any:
-    """What ``select`` of a learner means for these rows: "loo", "last", a number of folds, or pairs of row numbers."""
+    """Resolve ``select`` of a learner for these rows: "loo", "last", a number of folds, or pairs of row numbers."""
     by = learner.select
     squared = getattr(learner, "loss", "squared") == "squared"
     if isinstance(by, str) and by == "auto":

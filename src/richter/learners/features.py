@@ -1,10 +1,9 @@
-"""Feature matrices of fitted kernel machines in closed form: for f(x) = sum_j A_j k(x, x_j), with nothing of size (n, c, d)
-held.
+"""Feature matrices of fitted kernel machines in closed form: for f(x) = sum_j A_j k(x, x_j), without any array of size (n, c, d).
 
     AGOP = 1/n sum_i sum_c grad f_c(x_i) grad f_c(x_i)^T          FACT = sum_i sum_c A_ic grad f_c(x_i) x_i^T
 
-These are matrices of a function of its inputs, known by its coefficients A. Of a layer of a network, known by what was captured
-of it, the same names are the statistics and measures of ``richter.instrument`` and ``richter.measures``.
+They belong to a function of its inputs with known coefficients A. For a layer of a network, the statistics and measures of the
+same names in ``richter.instrument`` and ``richter.measures`` use captured inputs and gradients.
 
 FACT is -1/(n lambda) sum_i grad l_i x_i^T at the solution of kernel ridge (or logistic) regression, where the residual is
 ridge A; it equals the metric M at a fixed point.  [fact, Sec. 1; theory/FACT: both families of kernels]
@@ -13,8 +12,8 @@ With grad_x k(x_i, x_j) = a_ij x_j + b_ij x_i, P = b A and weights w of the exam
 
     sum_i w_i sum_c grad f_c grad f_c^T = X^T [ (A A^T) o (a^T w a) + S + S^T + diag(w |P|^2) ] X,   S_ji = a_ij w_i A_j . P_i
 
-which takes n^3 + n^2 (c + d) operations and n^2 numbers; the gradients themselves, row by row, take n^2 c d operations. The
-cheaper one is used, if the kernel has slopes a and b, if it fits and if no two inputs nearly meet at a kink.
+which takes n^3 + n^2 (c + d) operations and n^2 numbers. The gradients themselves, row by row, take n^2 c d operations. The
+cheaper way is used, provided that the kernel has slopes a and b, that memory suffices, and that no two inputs nearly coincide.
 """
 
 from __future__ import annotations
@@ -33,19 +32,18 @@ from richter.learners.metric import between, checked_metric, left, power, root, 
 
 Features = Literal["agop", "agop_centred", "fact", "fact_geometric"]
 FEATURES: tuple[Features, ...] = ("agop", "agop_centred", "fact", "fact_geometric")
-Pairs = Callable[[slice], Geometry]  # the geometry of a slice of the rows with all of them
+Pairs = Callable[[slice], Geometry]  # maps a slice of rows to their geometry with all rows
 
 
 def agop(kernel: Kernel, x: ArrayLike, coefficients: ArrayLike, metric: ArrayLike = None, *, weights: ArrayLike = None,
          centred: bool = False, memory: str | float = "1GiB") -> Array:
-    """The average gradient outer product [d, d] of the kernel machine f(x) = sum_j A_j k_M(x, x_j), over its own points x [n, d]
-    with coefficients A [n, c] (or [n]); ``weights`` [n] of the points; ``centred``: after the mean gradient of each output is
-    subtracted.
+    """Average gradient outer product [d, d] of the kernel machine f(x) = sum_j A_j k_M(x, x_j), over its own points x [n, d] with
+    coefficients A [n, c] (or [n]). ``weights`` [n]: weights of the points. ``centred``: subtract the mean gradient of each output
+    first.
 
     >>> agop(Laplace(3.0), X, A, metric=M)
-
-    It differentiates by the machine's inputs. The measure ``nfc`` compares the AGOP of a network's layer, by what that layer
-    reads, W^T K W: ``richter.measure(model, probe, ["nfc"])``.
+    Gradients are with respect to the machine's inputs. For a layer of a network, the measure ``nfc`` uses the AGOP with respect
+    to the layer's inputs, W^T K W: ``richter.measure(model, probe, ["nfc"])``.
     """
     X, A, R = _inputs(x, coefficients, metric)
     w = torch.ones(len(X), dtype=X.dtype, device=X.device) if weights is None else to_tensor(weights, "weights").to(X)
@@ -59,14 +57,14 @@ def agop(kernel: Kernel, x: ArrayLike, coefficients: ArrayLike, metric: ArrayLik
 
 def fact(kernel: Kernel, x: ArrayLike, coefficients: ArrayLike, metric: ArrayLike = None, *,
          memory: str | float = "1GiB") -> Array:
-    """The FACT matrix [d, d] of the kernel machine f(x) = sum_j A_j k_M(x, x_j) with points x [n, d] and coefficients A [n, c]
-    (or [n]): what the metric M equals at a fixed point. Neither symmetric nor positive elsewhere; FACT M is symmetric for every
-    kernel with slopes.
+    """FACT matrix [d, d] of the kernel machine f(x) = sum_j A_j k_M(x, x_j) with points x [n, d] and coefficients A [n, c] (or
+    [n]). It equals the metric M at a fixed point. Elsewhere it is neither symmetric nor positive; FACT M is symmetric for every
+    kernel with
+    slopes.
 
     >>> fact(Laplace(3.0), X, A, metric=M)
-
-    The coefficients of a fit are its residuals over the ridge, so that neither labels nor ridge are needed. The measure ``fact``
-    is a correlation of W^T W with the FACT matrix of a network's layer, from the gradient of its loss:
+    The coefficients of a fit are its residuals over the ridge, so neither labels nor ridge are needed. The measure ``fact`` is
+    the correlation of W^T W with the FACT matrix of a network's layer, from the gradient of its loss:
     ``richter.measure(model, probe, ["fact"])``.
     """
     X, A, R = _inputs(x, coefficients, metric)
@@ -87,14 +85,14 @@ def _inputs(x: ArrayLike, coefficients: ArrayLike, metric: ArrayLike) -> tuple[T
 
 
 def _slices(n: int, per_row: float, memory: int, pairs: int = 2 ** 19) -> Iterator[slice]:
-    """Rows whose numbers fit the memory; and not more ``pairs`` than stay in a processor's cache, as long as rows are many."""
+    """Yield slices of rows that fit into the memory, with at most ``pairs`` pairs so that they stay in the processor's cache."""
     step = max(1, min(n, int(memory / (8 * max(per_row, 1))), max(64, pairs // n)))
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
 
 
 def gradient_outer(kernel: Kernel, u: Float[Tensor, "n d"], A: Float[Tensor, "n c"], w: Float[Tensor, " n"], pairs: Pairs, *,
                    centred: bool = False, diagonal: bool = False, memory: int = 2 ** 30) -> Tensor:
-    """AGOP in the coordinates u that the kernel sees, with weights w; its diagonal alone if asked for."""
+    """AGOP in the coordinates u that the kernel sees, with weights w; ``diagonal``: only its diagonal."""
     (n, d), c = u.shape, A.shape[1]
     cheaper, fits = n < c * d, 2 * u.element_size() * n * n <= memory
     if kernel.sloped and cheaper and fits and not _kinked(kernel, u, pairs, memory):
@@ -106,16 +104,16 @@ def gradient_outer(kernel: Kernel, u: Float[Tensor, "n d"], A: Float[Tensor, "n 
 
 
 def _kinked(kernel: Kernel, u: Tensor, pairs: Pairs, memory: int) -> bool:
-    """Whether two inputs are so close, at a kink, that the square of a slope leaves too few digits when terms cancel."""
+    """Whether two inputs are so close to a kink that squares of slopes lose too much precision in cancellation."""
     limit = (torch.finfo(u.dtype).eps / (1e-9 if u.dtype == torch.float64 else 1e-4)) ** 0.5
     return any(kernel.nearest(pairs(rows)) < limit for rows in _slices(len(u), 4 * len(u), memory // 8, len(u) ** 2))
 
 
 def _by_rows(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, centred: bool, diagonal: bool, memory: int) -> Tensor:
-    """sum_i w_i sum_c grad f_c grad f_c^T from the gradients themselves."""
+    """Compute sum_i w_i sum_c grad f_c grad f_c^T from the gradients themselves."""
     (n, d), c = u.shape, A.shape[1]
     total, mean = u.new_zeros(d) if diagonal else u.new_zeros(d, d), u.new_zeros(c, d)
-    outputs = max(1, int(memory / (32 * n * d)))  # at a time
+    outputs = max(1, int(memory / (32 * n * d)))  # number of outputs at a time
     for rows in _slices(n, 4 * n + 3 * min(c, outputs) * d, memory // 2):
         g, root_w = pairs(rows), w[rows].sqrt()[:, None, None]
         for k in range(0, c, outputs):
@@ -130,10 +128,10 @@ def _by_rows(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, cent
 
 
 def _by_pairs(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, centred: bool, memory: int) -> Tensor:
-    """The same from the slopes of pairs, by the formula above."""
+    """Compute sum_i w_i sum_c grad f_c grad f_c^T from the slopes of pairs, by the formula at the top of this file."""
     (n, d), c = u.shape, A.shape[1]
-    squares, cross = u.new_zeros(n, n), u.new_zeros(d, d)  # a^T w a, from its diagonal up
-    share, mine = u.new_zeros(n), u.new_zeros(d, d)  # sum_i w_i a_ij; the term of P alone
+    squares, cross = u.new_zeros(n, n), u.new_zeros(d, d)  # a^T w a, accumulated from its diagonal up
+    share, mine = u.new_zeros(n), u.new_zeros(d, d)  # sum_i w_i a_ij; the term with P alone
     mean = u.new_zeros(c, d)
     for rows in _slices(n, 6 * n + 2 * c, memory // 8, n * n):
         a, b = kernel.slopes(pairs(rows), d)
@@ -158,7 +156,7 @@ def _by_pairs(kernel: Kernel, u: Tensor, A: Tensor, w: Tensor, pairs: Pairs, cen
 
 def residual_outer(kernel: Kernel, u: Float[Tensor, "n d"], x: Float[Tensor, "n e"], A: Float[Tensor, "n c"], pairs: Pairs,
                    memory: int = 2 ** 30) -> Float[Tensor, "d e"]:
-    """sum_i sum_c A_ic grad f_c(u_i) x_i^T: FACT with its left side in the coordinates that the kernel sees."""
+    """Return sum_i sum_c A_ic grad f_c(u_i) x_i^T, which is FACT with its left side in the coordinates that the kernel sees."""
     F = u.new_zeros(u.shape[1], x.shape[1])
     for rows in _slices(len(u), 6 * len(u), memory):
         if A.shape[1] == 1:
@@ -172,9 +170,9 @@ def residual_outer(kernel: Kernel, u: Float[Tensor, "n d"], x: Float[Tensor, "n 
 def next_metric(features: Features, kernel: Kernel, u: Float[Tensor, "n d"], x: Float[Tensor, "n d"], R: Tensor | None,
                 A: Float[Tensor, "n c"], w: Float[Tensor, " n"], pairs: Pairs, *, exponent: float = 1.0, diagonal: bool = False,
                 memory: int = 2 ** 30) -> Tensor:
-    """The metric after this fit, [d, d] or its diagonal [d], not normalised; ``u`` are the inputs ``x`` stretched by R.
+    """Return the next metric after this fit, [d, d] or its diagonal [d], not normalised. ``u`` are the inputs ``x`` times R.
 
-    agop: AGOP^s. fact: (F F^T)^(1/2). fact_geometric: (F M^2 F^T)^(1/4), of F M by its left singular vectors."""
+    agop: AGOP^s. fact: (F F^T)^(1/2). fact_geometric: (F M^2 F^T)^(1/4), from the left singular vectors of F M."""
     if features in ("agop", "agop_centred"):
         full = R is not None and R.dim() == 2
         G = gradient_outer(kernel, u, A, w, pairs, centred=features == "agop_centred", diagonal=diagonal and not full,

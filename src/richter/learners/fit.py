@@ -1,5 +1,5 @@
-"""From rows and checked settings to a fitted kernel machine: what choices are made on, which variant is the best, and the same
-choices on all rows."""
+"""From rows and validated settings to a fitted kernel machine: the data for choices, the best variant, and the refit with the
+same choices on all rows."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from richter.core.values import progress
 from richter.learners.features import geometry_of
 from richter.learners.kernel import Kernel
 from richter.learners.metric import root, stretch
-from richter.learners.path import Path, large
-from richter.learners.problem import Problem, problem, usual_folds
-from richter.learners.search import SMALL, Choice, Search, Stage
+from richter.learners.path import MetricPath, large
+from richter.learners.problem import FitProblem, problem, usual_folds
+from richter.learners.search import SMALL, Choice, FittedStage, Search
 from richter.learners.solvers import SingularKernelError, Solution, solve, solve_blocks
-from richter.learners.views import Flat, Judged, Update, View
+from richter.learners.views import DataView, Flat, Judged, Update
 
-JUDGED = 2000  # rows are left out one by one for at most as many points; their prediction still uses all the others
-FEWEST = 20  # points that a choice needs
-SEARCHED = 5000  # points that choices are made on, when all do not fit the memory
+JUDGED = 2000  # maximum number of points that are left out one by one; each prediction uses all other points
+FEWEST = 20  # points needed for a choice
+SEARCHED = 5000  # points used for choices if not all fit into memory
 
 Array = NDArray[Any]
 Variant = tuple[Search, Update]
 
 
-class Kept(NamedTuple):
-    """A fitted iteration that predicts."""
+class FittedIteration(NamedTuple):
+    """An iteration that is kept with its solution, so that it can predict."""
 
     choice: Choice
     metric: Tensor | None
@@ -42,24 +42,24 @@ class Kept(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to fit: the settings of a learner, checked. ``last``: the last iteration is taken, whatever its loss."""
+class FitSettings:
+    """Validated settings of a learner. ``last``: take the last iteration, whatever its loss."""
 
     variants: list[Variant]  # kernels and kinds of metric to choose from
     iterations: int
     early_stopping: bool
     last: bool
     keep_all: bool
-    unseen: bool  # outputs are needed for rows that not even the metric has seen
+    unseen: bool  # outputs are needed for rows that the metric has not seen either
     memory: int  # bytes
     device: Any
     title: str  # of the progress bar
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What to fit, inputs [r, d], targets [r, c] and weights [r]; and what to choose by: other rows for ``validation``, or
-    ``folds``: "loo" or "last" (each row left out), a number, or pairs of row numbers."""
+class FitRows:
+    """Rows to fit: inputs [r, d], targets [r, c] and weights [r]; and how to choose: separate rows for ``validation``, or
+    ``folds`` ("loo" or "last" (each row left out), a number, or pairs of row numbers)."""
 
     X: Array
     Y: Array
@@ -67,42 +67,42 @@ class Rows:
     validation: tuple[Array, Array, Array] | None = None
     folds: Any = None
 
-    def views(self, whole: Problem, kernels: Sequence[Kernel], memory: int, random: RandomState) -> list[View]:
-        """What is fitted and what is judged, to choose; ``whole`` is the problem of all rows."""
+    def views(self, whole: FitProblem, kernels: Sequence[Kernel], memory: int, random: RandomState) -> list[DataView]:
+        """Return the views on which choices are made: data to fit and data to evaluate. ``whole`` is the problem of all rows."""
         device = whole.x.device
         if self.validation is not None:
             others = problem(*self.validation, random, device)
-            return [View(fitting(whole, kernels, memory), held_out=others.judged())]
+            return [DataView(fitting(whole, kernels, memory), held_out=others.judged())]
         if self.folds in ("loo", "last"):
             data = fitting(whole, kernels, memory)
-            return [View(data, min(len(data), JUDGED))]
+            return [DataView(data, min(len(data), JUDGED))]
         if isinstance(self.folds, int):
             data = fitting(whole, kernels, memory, min(self.folds, len(whole)))
             count = min(self.folds, len(data))
             fold = data.folds(count)
             parts = [(data.take(fold != k), data.take(fold == k)) for k in range(count)]
-            return [View(fitted, held_out=others.judged()) for fitted, others in parts]
+            return [DataView(fitted, held_out=others.judged()) for fitted, others in parts]
         splits = [[problem(self.X[rows], self.Y[rows], self.weight[rows], random, device) for rows in split]
                   for split in self.folds]
-        return [View(fitting(fitted, kernels, memory, len(splits)), held_out=others.judged()) for fitted, others in splits]
+        return [DataView(fitting(fitted, kernels, memory, len(splits)), held_out=others.judged()) for fitted, others in splits]
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The outcome: the choice of each iteration, the best of them, the iterations that were kept, the distinct points, and what
-    was judged at the best iteration."""
+    """Result of a fit: the choice of each iteration, the best iteration, the stored iterations, the distinct points, and the
+    held-out predictions of the best iteration."""
 
     choices: list[Choice]
     best: int
-    kept: list[Kept]
-    points: Problem
+    kept: list[FittedIteration]
+    points: FitProblem
     judged: Judged
 
 
 class Fit:
     """One fit of a learner."""
 
-    def __init__(self, rows: Rows, settings: Settings, random: RandomState) -> None:
+    def __init__(self, rows: FitRows, settings: FitSettings, random: RandomState) -> None:
         self.rows, self.settings, self.random = rows, settings, random
         self.whole = problem(rows.X, rows.Y, rows.weight, random, settings.device)
         self.variants = settings.variants
@@ -126,25 +126,25 @@ class Fit:
                 f"memory={show_bytes(memory)} does not hold the system of {n} points that the logistic loss needs. The "
                 f"smallest that works is {show_bytes(pair_bytes(self.kernels) * n ** 2)}; loss=\"squared\" needs less.")
 
-    def _views(self) -> list[View]:
+    def _views(self) -> list[DataView]:
         return self.rows.views(self.whole, self.kernels, self.settings.memory, self.random)
 
-    def _stages(self, views: list[View], variant: Variant) -> Iterator[Stage]:
+    def _stages(self, views: list[DataView], variant: Variant) -> Iterator[FittedStage]:
         patience = (1 if large(views) else 2) if self.settings.early_stopping else None
-        return Path(views, *variant).stages(self.settings.iterations, patience)
+        return MetricPath(views, *variant).stages(self.settings.iterations, patience)
 
     def _race(self) -> Variant:
-        """The variant with the smallest loss on a few of the points."""
+        """Return the variant with the smallest loss on a subset of the points."""
         least = [min(stage.choice.loss for stage in self._stages([view.shrunk(SMALL) for view in self.views], variant))
                  for variant in self.variants]
         return self.variants[int(np.argmin(least))]
 
-    def _walk_all(self) -> tuple[Variant, list[Stage]]:
-        """The best variant and its stages. Those that are no longer needed keep their choice alone."""
-        runs: list[tuple[Variant, list[Stage]]] = []
+    def _walk_all(self) -> tuple[Variant, list[FittedStage]]:
+        """Return the best variant and its stages. Stages that are no longer needed keep only their choice."""
+        runs: list[tuple[Variant, list[FittedStage]]] = []
         with progress(total=(self.settings.iterations + 1) * len(self.variants), title=self.settings.title) as bar:
             for i, variant in enumerate(self.variants):
-                stages: list[Stage] = []
+                stages: list[FittedStage] = []
                 for stage in self._stages(self.views if i == 0 else self._views(), variant):
                     better = not stages or stage.choice.loss < min(s.choice.loss for s in stages)
                     needed = better or self.settings.last or self.settings.keep_all
@@ -153,33 +153,34 @@ class Fit:
                 runs.append((variant, stages))
         return min(runs, key=lambda run: min(stage.choice.loss for stage in run[1]))
 
-    def _judged(self, variant: Variant, stages: list[Stage], best: Stage) -> Judged:
-        """Outputs, targets and weights of rows left out, as they were judged to choose. A metric that was learned with the labels
-        of these rows flatters them: then, where that matters, by folds that have a metric each."""
+    def _judged(self, variant: Variant, stages: list[FittedStage], best: FittedStage) -> Judged:
+        """Return outputs, targets and weights of held-out rows, as evaluated for the choice. A metric that was learned with the
+        labels of these rows is optimistic; if that matters, use folds with a separate metric each."""
         assert best.judged is not None
         if not (self.settings.unseen and self.views[0].judged and best.choice.iteration):
             return best.judged
         return cross_fitted(self.views[0].data, [s.choice for s in stages[:best.choice.iteration + 1]], variant)
 
-    def _kept(self, variant: Variant, stages: list[Stage], best: Stage) -> list[Kept]:
-        """The best iteration, or all: as they were fitted to choose, if that was to all points; else fitted again."""
+    def _kept(self, variant: Variant, stages: list[FittedStage], best: FittedStage) -> list[FittedIteration]:
+        """Return the best iteration, or all iterations. If the choice was made on all points its fits are reused, otherwise
+        refitted."""
         keep_all = self.settings.keep_all
         if self.views[0].data is self.whole:
-            return [Kept(s.choice, s.metric, s.solutions[0]) for s in (stages if keep_all else [best])]
-        self.views.clear()  # their distances take memory that the fit of all rows needs
+            return [FittedIteration(s.choice, s.metric, s.solutions[0]) for s in (stages if keep_all else [best])]
+        self.views.clear()  # frees the memory of their distances for the fit of all rows
         wanted = stages if keep_all else stages[:best.choice.iteration + 1]
         kept = list(replay(self.whole, [s.choice for s in wanted], variant, self.settings.memory))
         return kept if keep_all else kept[-1:]
 
 
-def replay(whole: Problem, choices: Sequence[Choice], variant: Variant, memory: int) -> Iterator[Kept]:
-    """The same choices on all the data: as a dense system if it fits the memory, else in blocks of float32."""
+def replay(whole: FitProblem, choices: Sequence[Choice], variant: Variant, memory: int) -> Iterator[FittedIteration]:
+    """Repeat the choices on all data, as a dense system if it fits into memory, otherwise in blocks of float32."""
     search, update = variant
     if fits(whole, [search.kernel], memory):
-        view = View(whole)
+        view = DataView(whole)
         for i, c in enumerate(choices):
             solution = view.solve(c.kernel, c.ridge, search.intercept, partial(search.solver, final=True))
-            yield Kept(c, view.metric, solution)
+            yield FittedIteration(c, view.metric, solution)
             if i + 1 < len(choices):
                 view.advance(update, c.kernel, solution.A)
         return
@@ -190,22 +191,23 @@ def replay(whole: Problem, choices: Sequence[Choice], variant: Variant, memory: 
         u = stretch(data.x, R)
         s = solve_blocks(c.kernel, whole, u, c.ridge, intercept=search.intercept, memory=memory)
         solution = Solution(s.A.to(u), s.b.to(u))
-        yield Kept(c, metric, solution)
+        yield FittedIteration(c, metric, solution)
         if i + 1 < len(choices):
             metric = update(c.kernel, u, data.x, R, solution.A, data.w, geometry_of(c.kernel, u))
 
 
-def cross_fitted(data: Problem, choices: Sequence[Choice], variant: Variant) -> Judged:
-    """The same choices in folds, each with a metric of its own: outputs, targets and weights of the rows of the others."""
+def cross_fitted(data: FitProblem, choices: Sequence[Choice], variant: Variant) -> Judged:
+    """Repeat the choices in folds with a separate metric each; return outputs, targets and weights of the held-out rows."""
     count = min(usual_folds(len(data)), len(data))
     fold = data.folds(count)
-    views = (View(data.take(fold != k), held_out=data.take(fold == k).judged()) for k in range(count))
+    views = (DataView(data.take(fold != k), held_out=data.take(fold == k).judged()) for k in range(count))
     f, y, w = (torch.cat(part) for part in zip(*(followed(view, choices, variant) for view in views), strict=True))
     return f, y, w
 
 
-def followed(view: View, choices: Sequence[Choice], variant: Variant) -> Judged:
-    """What a view judges after these choices; or before one for which its function is flat or its system singular."""
+def followed(view: DataView, choices: Sequence[Choice], variant: Variant) -> Judged:
+    """Return the held-out predictions of a view after these choices, or before the first choice that gives a flat function or a
+    singular system."""
     search, update = variant
     judged: Judged | None = None
     for i, c in enumerate(choices):
@@ -223,18 +225,18 @@ def followed(view: View, choices: Sequence[Choice], variant: Variant) -> Judged:
 
 
 def pair_bytes(kernels: Sequence[Kernel], folds: int = 1) -> int:
-    """For each pair of points while dense systems are solved: what kernels need to know of it, in k folds (k - 1) times; the
-    kernel, its factor, and the inverse that leaving rows out needs."""
+    """Bytes per pair of points while dense systems are solved: the geometry, (k - 1) times in k folds; the kernel, its factor,
+    and the inverse for leave-one-out."""
     arrays = max(k.arrays for k in kernels)
     return 8 * max(6, arrays + 4, arrays * (folds - 1) + 2)
 
 
-def fits(whole: Problem, kernels: Sequence[Kernel], memory: int) -> bool:
+def fits(whole: FitProblem, kernels: Sequence[Kernel], memory: int) -> bool:
     return pair_bytes(kernels) * len(whole) ** 2 <= memory
 
 
-def fitting(whole: Problem, kernels: Sequence[Kernel], memory: int, folds: int = 1) -> Problem:
-    """As much of the problem as fits the memory as a dense system."""
+def fitting(whole: FitProblem, kernels: Sequence[Kernel], memory: int, folds: int = 1) -> FitProblem:
+    """Return the part of the problem that fits into memory as a dense system."""
     each = pair_bytes(kernels, folds)
     most = int((memory / each) ** 0.5)
     if most < min(len(whole), FEWEST):

@@ -1,4 +1,4 @@
-"""What a kernel is to a learner: values, gradients, and the sums of gradients that closed forms are made of.
+"""Base classes of kernels: values, gradients, and the sums of gradients in closed forms.
 
 A kernel of your own needs two methods:
 
@@ -12,8 +12,8 @@ A kernel of your own needs two methods:
         def values(self, g):
             return 1 / (1 + g / self.L ** 2)
 
-Its gradients are then automatic. ``slopes`` (or ``pull``) makes them faster; ``Tunable`` has its bandwidth chosen;
-``richter.testing.check_kernel(Cauchy())`` says what does not fit.
+Its gradients are then automatic. ``slopes`` (or ``pull``) makes them faster. A ``Tunable`` has its bandwidth chosen.
+``richter.testing.check_kernel(Cauchy())`` reports faults.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from richter.core import SelectionError
 from richter.core.arrays import Array, ArrayLike, like, to_tensor
 from richter.learners.metric import checked_metric, root, stretch
 
-Geometry = Tensor  # "... n m": what a kernel needs to know of pairs of inputs, before its bandwidth
+Geometry = Tensor  # "... n m": the data of pairs of inputs from which values are computed, before the bandwidth
 Slopes = tuple[Tensor, Tensor | float]
 Self = TypeVar("Self", bound="Tunable")
 
 
 @dataclass(frozen=True)
 class Kernel(ABC):
-    """What the learners ask of a kernel. ``geometry`` depends on the inputs alone and is kept; the rest depends on the geometry
-    and on the kernel's own numbers, and must not change the geometry that it is given."""
+    """Interface of a kernel for the learners. ``geometry`` depends on the inputs alone and is cached. The other methods depend on
+    the geometry and on the kernel's own numbers, and must not modify the geometry."""
 
-    homogeneous: ClassVar[bool] = False  # scaling the metric only scales the kernel
-    arrays: ClassVar[int] = 1  # that a geometry has
+    homogeneous: ClassVar[bool] = False  # whether scaling the metric only scales the kernel
+    arrays: ClassVar[int] = 1  # number of arrays in a geometry
 
     @abstractmethod
     def geometry(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"]) -> Geometry:
-        """What is needed of each pair, [n, m] or [arrays, n, m]: distances, inner products. ``z`` may be ``x`` itself."""
+        """Compute the data of each pair, [n, m] or [arrays, n, m]: distances or inner products. ``z`` may be ``x`` itself."""
 
     @abstractmethod
     def values(self, g: Geometry) -> Float[Tensor, "n m"]:
-        """k(x_i, z_j), from the geometry of some rows and columns."""
+        """Return k(x_i, z_j), from the geometry of some rows and columns."""
 
     def slopes(self, g: Geometry, d: int) -> Slopes:
-        """(a, b) of grad_x k(x, z) = a z + b x for inputs of d columns, two numbers for each pair; a number b stands for b times
-        a. Not every kernel has them; one that has them needs neither ``pull`` nor automatic gradients."""
+        """Return (a, b) of grad_x k(x, z) = a z + b x for inputs with d columns, two numbers per pair. A single number b means b
+        times a. This method is optional; with it, a kernel needs neither ``pull`` nor automatic gradients."""
         raise NotImplementedError(f"{type(self).__name__} has no slopes")
 
     @property
@@ -65,13 +65,13 @@ class Kernel(ABC):
         return type(self).slopes is not Kernel.slopes
 
     def nearest(self, g: Geometry) -> float:
-        """The smallest distance above 0 of two inputs, where slopes grow without bound as it shrinks: of a kernel with a kink, in
-        units of its bandwidth. Others are smooth."""
+        """Smallest non-zero distance of two inputs, in units of the bandwidth, for a kernel with a kink, whose slopes grow
+        without bound as it shrinks. Infinite for smooth kernels."""
         return math.inf
 
     def pull(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"], g: Geometry,
              C: Float[Tensor, "m c"]) -> Float[Tensor, "n c d"]:
-        """sum_j C_jc grad_x k(x_i, z_j): the gradient of f_c = sum_j C_jc k(., z_j)."""
+        """Return sum_j C_jc grad_x k(x_i, z_j), the gradient of f_c = sum_j C_jc k(., z_j)."""
         if not self.sloped:
             return _automatic(self, x, z, C)
         a, b = self.slopes(g, x.shape[1])
@@ -80,25 +80,25 @@ class Kernel(ABC):
 
     def pull_weighted(self, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"], g: Geometry, weights: Float[Tensor, "n c"],
                       C: Float[Tensor, "m c"]) -> Float[Tensor, "n d"]:
-        """sum_c weights_ic sum_j C_jc grad_x k(x_i, z_j)."""
+        """Return sum_c weights_ic sum_j C_jc grad_x k(x_i, z_j)."""
         if not self.sloped:
             each = (self.pull(x, z, g, C[:, c:c + 1])[:, 0] * weights[:, c:c + 1] for c in range(C.shape[1]))
             return sum(each, torch.zeros_like(x))
         B = weights @ C.T
         a, b = self.slopes(g, x.shape[1])
         P = (b * B).sum(1) if isinstance(b, Tensor) else None
-        aB = B.mul_(a)  # not into a, which may be the geometry itself
+        aB = B.mul_(a)  # not in place in a, which may be the geometry itself
         P = b * aB.sum(1) if P is None else P
         return (aB @ z).add_(P[:, None] * x)
 
     def __call__(self, x: ArrayLike, z: ArrayLike = None, metric: ArrayLike = None) -> Array:
-        """k(x_i, z_j) [n, m], in float64; torch for torch, else numpy."""
+        """Return k(x_i, z_j) [n, m] in float64; torch for torch, otherwise numpy."""
         X, Z, R = self._inputs(x, z, metric)
         u = stretch(X, R)
         return like(self.values(self.geometry(u, u if Z is None else stretch(Z, R))), x)
 
     def gradients(self, x: ArrayLike, z: ArrayLike = None, metric: ArrayLike = None) -> Array:
-        """d k(x_i, z_j) / d x_i [n, m, d]. For looking at: the learners never form it."""
+        """Return d k(x_i, z_j) / d x_i [n, m, d]. For inspection; the learners never form it."""
         X, Z, R = self._inputs(x, z, metric)
         Z = X if Z is None else Z
         u, v = stretch(X, R), stretch(Z, R)
@@ -115,13 +115,13 @@ class Kernel(ABC):
 
 
 def along_x(a: Float[Tensor, "n m"], b: Tensor | float, C: Float[Tensor, "m c"]) -> Float[Tensor, "n c"]:
-    """b C: the part of a gradient along x itself."""
+    """Return b C, the component of a gradient along x."""
     return b @ C if isinstance(b, Tensor) else b * (a @ C)
 
 
 def _automatic(kernel: Kernel, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"],
                C: Float[Tensor, "m c"]) -> Float[Tensor, "n c d"]:
-    """What ``pull`` returns, by differentiating the values: one backward pass for each output."""
+    """Compute the result of ``pull`` by differentiating the values: one backward pass per output."""
     name = type(kernel).__name__
     with torch.inference_mode(False), torch.enable_grad():
         x, z, C = x.clone().requires_grad_(), z.clone(), C.clone()
@@ -141,10 +141,11 @@ def _automatic(kernel: Kernel, x: Float[Tensor, "n d"], z: Float[Tensor, "m d"],
 
 @dataclass(frozen=True)
 class Tunable(Kernel):
-    """A kernel with a bandwidth L; None is for a learner to choose."""
+    """A kernel with a bandwidth L. None lets a learner choose it."""
 
     bandwidth: float | None = None
-    scanned: ClassVar[tuple[int, ...]] = ()  # powers of 2, times the rule, to look at first: far ones are not seen from others
+    # powers of 2, relative to the rule of thumb, to try first, because a local search may miss distant minima
+    scanned: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         L = self.bandwidth
@@ -162,10 +163,10 @@ class Tunable(Kernel):
 
     @abstractmethod
     def typical(self, g: Geometry) -> float:
-        """A bandwidth by rule of thumb, from the geometry of the inputs with themselves."""
+        """Bandwidth by a rule of thumb, from the geometry of the inputs with themselves."""
 
     def fitted(self: Self, x: ArrayLike) -> Self:
-        """The same kernel with the bandwidth of the rule on these inputs, if none was set."""
+        """Return the kernel with the bandwidth of the rule for these inputs, if none was set."""
         if self.bandwidth is not None:
             return self
         X = to_tensor(x, "x")

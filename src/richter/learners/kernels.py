@@ -1,12 +1,12 @@
-"""The kernels that are shipped.
+"""Built-in kernels.
 
     k = Laplace(bandwidth=3.0)
     k(x, z)                          # [n, m]
-    k(x, z, metric=M)                # the same after x -> M^(1/2) x
+    k(x, z, metric=M)                # after the map x -> M^(1/2) x
     k.gradients(x, z)                # [n, m, d]: d k(x_i, z_j) / d x_i
 
-Every kernel but ``LaplaceL1`` has grad_x k(x, z) = a(x, z) z + b(x, z) x with two numbers for each pair, its ``slopes``: that is
-why no closed form here needs an array of pairs and coordinates. Where a kernel has a kink, at x = z, its gradient is taken as 0.
+Every kernel but ``LaplaceL1`` has grad_x k(x, z) = a(x, z) z + b(x, z) x with two numbers for each pair, its ``slopes``.
+Therefore no closed form needs an array of pairs times coordinates. Where a kernel has a kink, at x = z, its gradient is set to 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from richter.learners.kernel import Geometry, Kernel, Tunable
 
 @dataclass(frozen=True)
 class Radial(Tunable):
-    """A function of the distance; the rule of thumb is the median distance."""
+    """A function of the distance. The rule of thumb for the bandwidth is the median distance."""
 
     def geometry(self, x: Tensor, z: Tensor) -> Geometry:
         return distances(x, z)
@@ -65,7 +65,7 @@ class Gaussian(Radial):
 
 @dataclass(frozen=True)
 class LaplaceL1(Radial):
-    """exp(-sum_d |x_d - z_d| / L): a product over coordinates. Sums of its gradients take one pass for each coordinate."""
+    """exp(-sum_d |x_d - z_d| / L), a product over coordinates. Sums of its gradients take one pass for each coordinate."""
 
     def geometry(self, x: Tensor, z: Tensor) -> Geometry:
         return torch.cdist(x, z, p=1)
@@ -100,7 +100,7 @@ class Quadratic(Kernel):
 
 @dataclass(frozen=True)
 class Exponential(Tunable):
-    """exp(x . z / L^2); the rule of thumb is the root mean square norm."""
+    """exp(x . z / L^2). The rule of thumb for L is the root mean square norm."""
 
     scanned: ClassVar[tuple[int, ...]] = (0, -2)
 
@@ -119,7 +119,7 @@ class Exponential(Tunable):
 
 @dataclass(frozen=True)
 class NTK(Kernel):
-    """The tangent kernel of an infinitely wide fully connected network; see ``richter.kernels.infinite``. The metric acts on its
+    """Tangent kernel of an infinitely wide fully connected network; see ``richter.kernels.infinite``. The metric acts on its
     inputs, x -> M^(1/2) x."""
 
     depth: int = 1
@@ -159,12 +159,12 @@ class NTK(Kernel):
 
     @staticmethod
     def _parts(g: Geometry) -> tuple[Geometry, ...]:
-        """Some rows at a time: the recursion holds tens of arrays of their size."""
+        """Split the rows, because the recursion holds tens of arrays of their size."""
         return g.split(max(1, 2 ** 17 // max(1, g.shape[2])), 1)
 
 
 @dataclass(frozen=True)
 class NNGP(NTK):
-    """The covariance kernel of an infinitely wide fully connected network."""
+    """Covariance kernel of an infinitely wide fully connected network."""
 
     kind: ClassVar[Literal["ntk", "nngp"]] = "nngp"

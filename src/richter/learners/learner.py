@@ -1,4 +1,4 @@
-"""What regressors and classifiers share: everything but what targets are."""
+"""The shared part of regressors and classifiers: everything except the encoding of targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from richter.core import SelectionError, parse_bytes, unknown
 from richter.learners.checks import look_at_columns, look_at_size
 from richter.learners.features import FEATURES, Features, geometry_of, gradient_outer
-from richter.learners.fit import Fit, Fitted, Kept, Rows, Settings, Variant
+from richter.learners.fit import Fit, FitRows, FitSettings, Fitted, FittedIteration, Variant
 from richter.learners.kernel import Kernel
 from richter.learners.kernels import Laplace
 from richter.learners.metric import between, root, stretch
@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 
 class Learner(BaseEstimator):
-    """What regressors and classifiers share: everything but what targets are."""
+    """Base class of regressors and classifiers: everything except the encoding of targets."""
 
     kernel: Kernel | Sequence[Kernel] | None
     features: str
@@ -50,8 +50,8 @@ class Learner(BaseEstimator):
 
     def _fit(self, X: Array, Y: Array, weight: Array, validation: tuple[Array, Array, Array] | None, loss: Loss,
              solver: Callable[..., Solution] = solve, folds: Any = None, unseen: bool = False) -> Judged:
-        """Everything after the targets are numbers [n, c]. Returns outputs for rows left out at the best iteration, if ``unseen``
-        of rows that its metric has not seen either."""
+        """Fit numeric targets [n, c]. Returns outputs for held-out rows at the best iteration; with ``unseen`` also the metric
+        has not seen these rows."""
         settings = self._settings(loss, solver, unseen)
         look_at_size(X, "inputs")
         random = check_random_state(self.random_state)
@@ -60,7 +60,7 @@ class Learner(BaseEstimator):
         look_at_columns(X)
         if validation is not None:
             validation = (self._scaled(validation[0]), *validation[1:])
-        fitted = Fit(Rows(X, Y, weight, validation, folds), settings, random).run()
+        fitted = Fit(FitRows(X, Y, weight, validation, folds), settings, random).run()
         self._publish(fitted)
         return fitted.judged
 
@@ -68,8 +68,8 @@ class Learner(BaseEstimator):
         return (X - self.mean_) / self.scale_
 
     def _publish(self, fitted: Fitted) -> None:
-        """What users read."""
-        self._derived: dict[str, Any] = {}  # what is computed when it is first needed
+        """Set the public attributes of a fitted learner."""
+        self._derived: dict[str, Any] = {}  # cache of results that are computed on first use
         self.best_iteration_, self.stages_ = fitted.best, fitted.kept
         self.history_ = [{"iteration": c.iteration, "kernel": c.kernel, "ridge": c.ridge, "loss": c.loss} for c in fitted.choices]
         points = fitted.points
@@ -82,8 +82,8 @@ class Learner(BaseEstimator):
 
     @property
     def feature_importances_(self) -> Array:
-        """The mean squared slope of the fitted function along each column, sum 1: the diagonal of its AGOP. It says what the
-        function uses also where the best metric is the first one."""
+        """Mean squared slope of the fitted function along each column, normalised to sum 1: the diagonal of its AGOP. It shows
+        which columns the function uses, even if the best metric is the initial one."""
         check_is_fitted(self)
         if "importances" not in self._derived:
             stage = self._stage()
@@ -97,28 +97,28 @@ class Learner(BaseEstimator):
             self._derived["importances"] = slopes / total if total > 0 else np.full(len(slopes), 1 / len(slopes))
         return cast(Array, self._derived["importances"])
 
-    def _seen(self, stage: Kept) -> tuple[Tensor | None, Tensor]:
-        """The root of a stage's metric, and the points as its kernel sees them; kept for the next time."""
+    def _seen(self, stage: FittedIteration) -> tuple[Tensor | None, Tensor]:
+        """Return the root of a stage's metric, and the points as its kernel sees them; cached."""
         if self._derived.get("stage") != stage.choice.iteration:
             R = None if stage.metric is None else root(stage.metric)
             points = torch.from_numpy(self.points_).to(stage.solution.A)
             self._derived |= {"stage": stage.choice.iteration, "seen": (R, stretch(points, R))}
         return cast(tuple[Tensor | None, Tensor], self._derived["seen"])
 
-    def _stage(self) -> Kept:
+    def _stage(self) -> FittedIteration:
         return next(s for s in self.stages_ if s.choice.iteration == self.best_iteration_)
 
-    def _settings(self, loss: Loss, solver: Callable[..., Solution], unseen: bool) -> Settings:
-        """The settings, checked."""
+    def _settings(self, loss: Loss, solver: Callable[..., Solution], unseen: bool) -> FitSettings:
+        """Validate the settings and return them."""
         variants = self._variants(loss, solver)
         if self.keep not in ("best", "all"):
             raise SelectionError(f"keep={self.keep!r}: 'best' (the chosen iteration) or 'all' (for staged_predict) is needed.")
-        return Settings(variants, int(self.iterations), early_stopping=bool(self.early_stopping),
+        return FitSettings(variants, int(self.iterations), early_stopping=bool(self.early_stopping),
                         last=isinstance(self.select, str) and self.select == "last", keep_all=self.keep == "all",
                         unseen=unseen, memory=parse_bytes(self.memory), device=self.device or "cpu", title=type(self).__name__)
 
     def _variants(self, loss: Loss, solver: Callable[..., Solution]) -> list[Variant]:
-        """A search and an update for each kernel and kind of metric that may be chosen."""
+        """Return a search and an update for each kernel and kind of metric to choose from."""
         kernels = self._kernels()
         if self.features not in FEATURES:
             raise unknown(type(self).__name__, "rule features=", str(self.features), FEATURES)
@@ -139,7 +139,7 @@ class Learner(BaseEstimator):
                 for k in kernels for diagonal in diagonals]
 
     def _kernels(self) -> list[Kernel]:
-        """The kernels to choose from."""
+        """Return the kernels to choose from."""
         given = Laplace() if self.kernel is None else self.kernel
         kernels = [*given] if isinstance(given, (list, tuple)) else [given]
         for k in kernels or [None]:
@@ -149,7 +149,7 @@ class Learner(BaseEstimator):
         return cast(list[Kernel], kernels)
 
     def _outputs(self, X: Any, which: int | None = None) -> Array:
-        """f(X) [n, c] of the chosen stage, or of another one that was kept."""
+        """Return f(X) [n, c] of the chosen stage, or of another stored one."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, dtype=np.float64)
         look_at_size(X, "inputs")
@@ -162,7 +162,7 @@ class Learner(BaseEstimator):
                           for part in x.split(step)]).cpu().double().numpy()
 
     def _kept_stages(self) -> range:
-        """The iterations, for staged predictions; they were kept with keep="all"."""
+        """Iterations of staged predictions, which are stored with keep="all"."""
         check_is_fitted(self)
         if len(self.stages_) < len(self.history_):
             raise SelectionError('only the best iteration was kept: fit with keep="all" for staged predictions.')
@@ -172,10 +172,11 @@ class Learner(BaseEstimator):
         return hasattr(self, "stages_")
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is kept in a file can be read without the device that it was computed on."""
+        """Return the state on the CPU, so that a file can be read without the original device."""
         state = super().__getstate__()
         if "stages_" in state:
-            moved = [Kept(c, None if M is None else M.cpu(), Solution(s.A.cpu(), s.b.cpu())) for c, M, s in state["stages_"]]
+            moved = [FittedIteration(c, None if M is None else M.cpu(), Solution(s.A.cpu(), s.b.cpu()))
+                     for c, M, s in state["stages_"]]
             state = {**state, "stages_": moved, "_derived": {}}
         return state
 
@@ -187,7 +188,7 @@ class Learner(BaseEstimator):
 
 @contextmanager
 def restored(learner: Learner) -> Iterator[None]:
-    """A fit that fails leaves the estimator as it was."""
+    """Restore the estimator if a fit fails."""
     before = dict(learner.__dict__)
     try:
         yield
@@ -198,7 +199,7 @@ def restored(learner: Learner) -> Iterator[None]:
 
 
 def _standard(X: Array, weight: Array, scale: bool) -> tuple[Array, Array]:
-    """Mean and deviation of the columns; 0 and 1 without ``scale``, and a deviation of 1 for columns that do not vary."""
+    """Mean and standard deviation of the columns; 0 and 1 without ``scale``, and a deviation of 1 for constant columns."""
     if not scale:
         return np.zeros(X.shape[1]), np.ones(X.shape[1])
     mean = np.average(X, 0, weight)
@@ -207,6 +208,6 @@ def _standard(X: Array, weight: Array, scale: bool) -> tuple[Array, Array]:
 
 
 def _normalised(given: bool | None, features: str, kernel: Kernel) -> bool:
-    """Whether the metric is divided by the mean of its diagonal. FACT sets its own scale where a scale of the metric is one of
-    the kernel; elsewhere the bandwidth would drift."""
+    """Whether the metric is divided by the mean of its diagonal. FACT fixes its own scale if scaling the metric scales the
+    kernel; otherwise the bandwidth would drift."""
     return not (features.startswith("fact") and kernel.homogeneous) if given is None else bool(given)

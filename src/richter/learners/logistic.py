@@ -1,5 +1,5 @@
-"""Kernel logistic regression: min_f sum_i w_i CE(f(x_i), y_i) + ridge / 2 |f|^2, with the softmax (or for one output f the
-logistic function of 2 f, so that f means the same as with two)."""
+"""Kernel logistic regression: min_f sum_i w_i CE(f(x_i), y_i) + ridge / 2 |f|^2 with the softmax. For one output f, it is the
+logistic function of 2 f, so that f has the same meaning as with two outputs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from richter.learners.problem import Problem
+from richter.learners.problem import FitProblem
 from richter.learners.scores import logits
 from richter.learners.solvers import SingularKernelError, Solution
 
 
 def likelihood(f: Float[Tensor, "n c"], y: Float[Tensor, "n c"], w: Float[Tensor, " n"]) -> tuple[float, Float[Tensor, "n c"]]:
-    """The weighted cross-entropy and its gradient in f; y are mean targets: one-hot, or +-1 for one output."""
+    """Return the weighted cross-entropy and its gradient in f. y are mean targets: one-hot, or +-1 for one output."""
     z = logits(f)
     share = (1 + logits(y)) / 2 if f.shape[1] == 1 else y
     value = -(w @ (share * F.log_softmax(z, 1)).sum(1)).item()
@@ -27,10 +27,10 @@ def likelihood(f: Float[Tensor, "n c"], y: Float[Tensor, "n c"], w: Float[Tensor
     return value, (G[:, 1:] - G[:, :1] if f.shape[1] == 1 else G)
 
 
-def solve_logistic(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, intercept: bool, judged: int = 0,
+def solve_logistic(K: Float[Tensor, "n n"], data: FitProblem, ridge: float, *, intercept: bool, judged: int = 0,
                    final: bool = False) -> Solution:
-    """By L-BFGS in coordinates where the largest curvature the loss can have, with the ridge, is the identity. ``final``: to the
-    last digits, which choosing does not need."""
+    """Solve by L-BFGS in coordinates where the largest possible curvature of the loss plus the ridge is the identity. ``final``:
+    to full precision, which a choice between settings does not need."""
     if judged:
         raise NotImplementedError("leaving rows out has no closed form for the logistic loss")
     if ridge <= 0:
@@ -41,7 +41,7 @@ def solve_logistic(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, inte
     if info.item():
         K.diagonal().add_(1e-6 * K.diagonal().mean())
         L = torch.linalg.cholesky(K)
-    H = L.T @ (data.w[:, None] * L)  # curvature is at most 1 for one output, 1/2 for several
+    H = L.T @ (data.w[:, None] * L)  # the curvature is at most 1 for one output, and 1/2 for several
     H.diagonal().add_(ridge)
     C = torch.linalg.cholesky(H)
 
@@ -67,7 +67,7 @@ def solve_logistic(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, inte
     phi, b = unpack(minimum.x)
     theta = torch.linalg.solve_triangular(C.T, phi, upper=True)
     f = L @ theta  # = K A
-    A = -likelihood(f + b, data.y, data.w)[1] / ridge  # at the minimum, and well determined also where K is singular
-    if (L @ (L.T @ A) - f).norm() > 1e-3 * f.norm():  # a small ridge divides what is left of the gradient
+    A = -likelihood(f + b, data.y, data.w)[1] / ridge  # holds at the minimum, and is well-conditioned even if K is singular
+    if (L @ (L.T @ A) - f).norm() > 1e-3 * f.norm():  # dividing by a small ridge amplifies the remaining gradient
         A = torch.linalg.solve_triangular(L.T, theta, upper=True)
     return Solution(A, b.clone())

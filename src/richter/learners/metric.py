@@ -11,20 +11,20 @@ from richter.core.arrays import ArrayLike, to_tensor
 
 
 def root(metric: Tensor) -> Tensor:
-    """M^(1/2): of a matrix [d,d] by its eigenvalues, those below zero cut off; of a diagonal [d] entry by entry."""
+    """Return M^(1/2): of a matrix [d,d] by its eigenvalues, with negative ones set to 0; of a diagonal [d] entry by entry."""
     if metric.dim() == 1:
         return metric.clamp(min=0).sqrt()
     return power(metric, 0.5)
 
 
 def power(M: Float[Tensor, "d d"], exponent: float) -> Float[Tensor, "d d"]:
-    """M^exponent of a symmetric matrix, eigenvalues below zero cut off."""
+    """Return M^exponent of a symmetric matrix, with negative eigenvalues set to 0."""
     values, vectors = torch.linalg.eigh((M + M.T) / 2)
     return (vectors * values.clamp(min=0) ** exponent) @ vectors.T
 
 
 def stretch(x: Float[Tensor, "... d"], R: Tensor | None) -> Float[Tensor, "... d"]:
-    """x R: inputs as the kernel sees them, when R is the root of its metric (None: of the identity)."""
+    """Return x R, the inputs as the kernel sees them. R is the root of its metric (None: the identity)."""
     return x if R is None else x * R if R.dim() == 1 else x @ R
 
 
@@ -34,7 +34,7 @@ def left(R: Tensor | None, F: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
 
 
 def between(G: Tensor, R: Tensor | None) -> Tensor:
-    """R G R, of a matrix or of a diagonal."""
+    """Return R G R, for a matrix or a diagonal."""
     if R is None:
         return G
     if R.dim() == 1:
@@ -43,7 +43,7 @@ def between(G: Tensor, R: Tensor | None) -> Tensor:
 
 
 def checked_metric(metric: ArrayLike, x: Float[Tensor, "n d"]) -> Tensor:
-    """A diagonal [d] or a symmetric matrix [d, d] that fits the inputs."""
+    """Read a metric: a diagonal [d] or a symmetric matrix [d, d] that fits the inputs."""
     M, d = to_tensor(metric, "metric").to(x), x.shape[1]
     if tuple(M.shape) not in ((d,), (d, d)):
         raise SelectionError(f"metric has shape {tuple(M.shape)} for inputs of {d} columns; [{d}] or [{d}, {d}] is needed.")

@@ -1,42 +1,42 @@
-"""The way of a metric: fit, choose bandwidth and ridge, take the next metric from the fit, and again."""
+"""The iteration of a metric: fit, choose bandwidth and ridge, compute the next metric from the fit, repeat."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-from richter.learners.search import GAIN, HIGHEST, LOWEST, SMALL, START, Place, Search, Stage
+from richter.learners.search import GAIN, HIGHEST, LOWEST, SMALL, START, FittedStage, Place, Search
 from richter.learners.solvers import SingularKernelError
-from richter.learners.views import Flat, Update, View
+from richter.learners.views import DataView, Flat, Update
 
 
-def large(views: Sequence[View]) -> bool:
-    """Whether places are looked for on a few of the points first."""
+def large(views: Sequence[DataView]) -> bool:
+    """Whether the search starts on a subset of the points."""
     return len(views[0].data) > 1.5 * SMALL
 
 
-class Path:
-    """One stage for each iteration, with what the choice at one iteration tells the next.
+class MetricPath:
+    """The stages of a fit, one per iteration; each choice starts from the previous one.
 
-    Of more than ``SMALL`` points, each search begins on a view of a few of them; the first view of all points is then fitted at
-    the place where it ends and (at the first iteration) at its neighbours with another ridge."""
+    With more than ``SMALL`` points, each search starts on a view of a subset. The first view of all points is then fitted at the
+    result and, at the first iteration, at its neighbours with another ridge."""
 
-    def __init__(self, views: Sequence[View], search: Search, update: Update) -> None:
+    def __init__(self, views: Sequence[DataView], search: Search, update: Update) -> None:
         self.views, self.search, self.update = views, search, update
         self.small = [view.shrunk(SMALL) for view in views] if large(views) and search.open else []
-        self.place: Place = START  # where all points were fitted last
-        self.guess: Place = START  # where the search on a few points ended last
-        self.offset = 0  # along the axis of the ridge, from the guess to the place
-        self.settled = False  # the place no longer moves
+        self.place: Place = START  # place of the last fit of all points
+        self.guess: Place = START  # last result of the search on a subset
+        self.offset = 0  # offset along the ridge axis from the guess to the place
+        self.settled = False  # whether the place has converged
 
-    def stages(self, iterations: int, patience: int | None) -> Iterator[Stage]:
-        """At most one more than ``iterations``; less, if so many as ``patience`` in a row have brought nothing, or if there is no
+    def stages(self, iterations: int, patience: int | None) -> Iterator[FittedStage]:
+        """Yield at most ``iterations`` + 1 stages. Stop earlier after ``patience`` stages without improvement, or if there is no
         next metric."""
         best, since = math.inf, 0
         for iteration in range(iterations + 1):
             try:
                 stage = self.choose(iteration)
-            except SingularKernelError:  # a metric of low rank: the stages before it stand
+            except SingularKernelError:  # a metric of low rank; the earlier stages remain valid
                 if iteration == 0 or not self.search.open:
                     raise
                 return
@@ -47,11 +47,11 @@ class Path:
                 return
             try:
                 self.advance(stage)
-            except Flat:  # constant targets, or a ridge so large that nothing is fitted
+            except Flat:  # constant targets, or a ridge so large that the function is flat
                 return
 
-    def choose(self, iteration: int) -> Stage:
-        """The fit of all views under the metric they are at, at the best place that is found."""
+    def choose(self, iteration: int) -> FittedStage:
+        """Fit all views with their current metrics, at the best place that the search finds."""
         if self.settled:
             return self.search.stage(self.views, self.place, iteration)
         if self.small:
@@ -60,15 +60,15 @@ class Path:
         self.place, stage = self.search.descend(self.views, starts, iteration)
         return stage
 
-    def _begin(self) -> Stage:
-        """The ridge that suits all points may be another than that of a few: how far it is off is kept."""
+    def _begin(self) -> FittedStage:
+        """Start the search. The best ridge for all points may differ from that for a subset; the offset is stored."""
         self.guess, _ = self.search.descend(self.small, self.search.starts, 0)
         self.place, first = self.search.descend(self.views[:1], [self.guess], 0, only=1)
         self.offset = self.place[1] - self.guess[1]
         return self.search.stage(self.views, self.place, 0, first.solutions)
 
-    def _follow(self, iteration: int) -> Stage:
-        """The better of the last place and the one that the few points point to; settled, when these stay where they were."""
+    def _follow(self, iteration: int) -> FittedStage:
+        """Fit the better of the last place and the one that the subset suggests; settled if both are unchanged."""
         before = self.guess
         self.guess, _ = self.search.descend(self.small, [self.guess], iteration)
         new = (self.guess[0], min(max(self.guess[1] + self.offset, LOWEST[1]), HIGHEST[1]))
@@ -78,8 +78,8 @@ class Path:
         self.settled = self.guess == before
         return stage
 
-    def advance(self, stage: Stage) -> None:
-        """Each view to the metric that its own fit gives; those of a few points to that of the view they are from."""
+    def advance(self, stage: FittedStage) -> None:
+        """Move each view to the metric of its own fit; views of a subset get the metric of the view that they come from."""
         for view, solution in zip(self.views, stage.solutions, strict=True):
             view.advance(self.update, stage.choice.kernel, solution.A)
         for view, few in zip(self.views, self.small, strict=False):

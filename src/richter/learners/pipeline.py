@@ -1,4 +1,4 @@
-"""Tables with words and gaps in front of a learner."""
+"""Preprocessing of tables with words and missing values for a learner."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from richter.core import SelectionError
 
 
 def tabular(learner: BaseEstimator) -> Pipeline:
-    """A pipeline for data frames: numbers are standardised, gaps filled with the median and marked by a column of their own;
-    words and categories become one column for each value, a gap being one of them.
+    """Make a pipeline for data frames. Numbers are standardised; missing ones are replaced by the median and marked in an extra
+    column.
+
+    Words and categories become one column per value, and missing counts as a value.
 
     >>> tabular(RFMClassifier()).fit(frame, labels)
     """

@@ -1,4 +1,4 @@
-"""Recursive feature machines as scikit-learn estimators: fit a kernel machine, take the metric from its gradients, repeat."""
+"""Recursive feature machines as scikit-learn estimators: fit a kernel machine, compute the metric from its gradients, repeat."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RFMRegressor(RegressorMixin, Learner):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None,
             validation: tuple[Any, Any] | None = None) -> RFMRegressor:
-        """``validation=(X, y)``: choose by these rows."""
+        """Fit the model. ``validation=(X, y)``: choose settings by these rows."""
         with restored(self):
             X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2)
             Y = y.reshape(len(y), -1).astype(np.float64)
@@ -101,7 +101,7 @@ class RFMRegressor(RegressorMixin, Learner):  # type: ignore[misc]
         return f[:, 0] if self._flat else f
 
     def staged_predict(self, X: Any) -> Iterator[Array]:
-        """The prediction after each iteration; needs keep="all"."""
+        """Yield the prediction after each iteration; needs keep="all"."""
         for i in self._kept_stages():
             f = self._outputs(X, i)
             yield f[:, 0] if self._flat else f
@@ -114,7 +114,7 @@ class RFMRegressor(RegressorMixin, Learner):  # type: ignore[misc]
 
 
 def _targets_like(y: Array, given: Any) -> Array:
-    """Targets to choose by [n, c], with as many outputs as those to fit."""
+    """Return validation targets [n, c], with as many outputs as the training targets."""
     targets = check_array(given, dtype=np.float64, ensure_2d=False)
     if targets.shape[1:] != y.shape[1:]:
         raise SelectionError(f"validation has targets of shape {targets.shape}; those to fit have {y.shape}.")
@@ -122,7 +122,7 @@ def _targets_like(y: Array, given: Any) -> Array:
 
 
 class KernelRidge(RFMRegressor):
-    """Kernel ridge regression with the same solver and choice of bandwidth and ridge: RFMRegressor without iterations."""
+    """Kernel ridge regression with the same solver and choice of bandwidth and ridge: an RFMRegressor without iterations."""
 
     def __init__(self, kernel: Any = None, ridge: float | None = None, *, scale: bool | None = None,
                  intercept: bool | None = None, select: Any = "auto", memory: str | float = "4GiB", device: Any = None,
@@ -154,7 +154,7 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None,
             validation: tuple[Any, Any] | None = None) -> RFMClassifier:
-        """``validation=(X, y)``: choose by these rows."""
+        """Fit the model. ``validation=(X, y)``: choose settings by these rows."""
         if self.loss not in ("squared", "logistic"):
             raise unknown(type(self).__name__, "loss", str(self.loss), ("squared", "logistic"))
         with restored(self):
@@ -174,7 +174,7 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
         return self
 
     def _targets(self, ids: Array) -> Array:
-        """One-hot [n, k], or +-1 [n, 1] for two classes."""
+        """Return labels as one-hot [n, k], or as +-1 [n, 1] for two classes."""
         return (2.0 * ids - 1)[:, None] if len(self.classes_) == 2 else np.eye(len(self.classes_))[ids]
 
     def _known(self, given: Any) -> Array:
@@ -185,7 +185,7 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
         return np.searchsorted(self.classes_, y)
 
     def decision_function(self, X: Any) -> Array:
-        """The outputs: [n] for two classes, else [n, k]."""
+        """Return the outputs: [n] for two classes, otherwise [n, k]."""
         f = self._outputs(X)
         return f[:, 0] if f.shape[1] == 1 else f
 
@@ -194,12 +194,12 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
         return self.classes_[scores.classes(f).numpy()]
 
     def predict_proba(self, X: Any) -> Array:
-        """(1 - doubt) softmax(T f) + doubt times the class frequencies, with the temperature T and the doubt that suit rows the
-        model has not seen. The largest is that of the class that ``predict`` gives."""
+        """Return (1 - doubt) softmax(T f) + doubt times the class frequencies, with the temperature T and the doubt fitted on
+        held-out rows. The largest probability belongs to the class that ``predict`` returns."""
         f = torch.from_numpy(self._outputs(X))
         return probabilities(f, self.temperature_, self.doubt_, torch.from_numpy(self.class_frequencies_)).numpy()
 
     def staged_predict(self, X: Any) -> Iterator[Array]:
-        """The prediction after each iteration; needs keep="all"."""
+        """Yield the prediction after each iteration; needs keep="all"."""
         for i in self._kept_stages():
             yield self.classes_[scores.classes(torch.from_numpy(self._outputs(X, i))).numpy()]

@@ -1,4 +1,4 @@
-"""How wrong predictions are, for choosing: smaller is better. Weighted by the rows' weights."""
+"""Losses for choosing between settings, weighted by the rows' weights; smaller is better."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def unexplained(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, " r"]) -> float:
-    """Squared error over variance, 1 - R^2: the mean over outputs that vary."""
+    """Squared error over variance, 1 - R^2, averaged over outputs with variance."""
     centred = y - (w[:, None] * y).sum(0) / w.sum()
     variance = (w[:, None] * centred.square()).sum(0)
     error = (w[:, None] * (y - f).square()).sum(0)
@@ -18,7 +18,7 @@ def unexplained(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tenso
 
 
 def logits(f: Float[Tensor, "r c"]) -> Float[Tensor, "r k"]:
-    """One output stands for two classes."""
+    """Return logits; a single output stands for two classes."""
     return torch.cat([-f, f], 1) if f.shape[1] == 1 else f
 
 
@@ -28,9 +28,9 @@ def classes(y: Float[Tensor, "r c"]) -> Tensor:
 
 def temperature(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, " r"],
                 blurred: tuple[float, Float[Tensor, " k"]] | None = None) -> tuple[float, float]:
-    """The factor T > 0 for which softmax(T f) has the smallest mean negative log likelihood of these rows, and that likelihood
-    (its mean logarithm). Convex in T, and found by Newton's method. ``blurred=(e, q)``: of a share e of each row, the class is
-    only known to be drawn from q."""
+    """Fit the temperature T > 0 that minimises the mean negative log likelihood of softmax(T f) on these rows; return T and the
+    mean log likelihood. The problem is convex in T and solved by Newton's method. ``blurred=(e, q)``: for a share e of each row,
+    the class is only known to be drawn from q."""
     z, T = logits(f), 5.0
     target = F.one_hot(classes(y), z.shape[1]).to(z)
     if blurred is not None:
@@ -56,5 +56,5 @@ def temperature(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tenso
 
 
 def cross_entropy(f: Float[Tensor, "r c"], y: Float[Tensor, "r c"], w: Float[Tensor, " r"]) -> float:
-    """Minus the mean log likelihood of softmax(T f) at its best T."""
+    """Negative mean log likelihood of softmax(T f) at the best T."""
     return -temperature(f, y, w)[1]

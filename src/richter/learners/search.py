@@ -1,4 +1,4 @@
-"""Choosing bandwidth and ridge for the metric at hand, by how well rows are predicted that were not fitted."""
+"""Choice of bandwidth and ridge for a given metric, by the prediction of held-out rows."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from richter.learners.kernel import Kernel, Tunable
 from richter.learners.solvers import SingularKernelError, Solution, solve
-from richter.learners.views import Judged, Solver, View
+from richter.learners.views import DataView, Judged, Solver
 
 Loss = Callable[[Tensor, Tensor, Tensor], float]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen at an iteration, and how good it is."""
+    """The choice made at an iteration, and its loss."""
 
     iteration: int
     kernel: Kernel
@@ -27,28 +27,28 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A fitted function: the choice, the metric, the solution of each view and what was judged of them."""
+class FittedStage:
+    """A fitted function: the choice, the metric, the solution of each view and its held-out predictions."""
 
     choice: Choice
     metric: Tensor | None
     solutions: tuple[Solution, ...]
     judged: Judged | None
 
-    def forgotten(self) -> Stage:
-        """The choice alone."""
-        return Stage(self.choice, None, (), None)
+    def forgotten(self) -> FittedStage:
+        """Return a stage that keeps only the choice."""
+        return FittedStage(self.choice, None, (), None)
 
 
-Place = tuple[int, int]  # log2 of the bandwidth over the typical one, log10 of the ridge over K's diagonal and the mean weight
+Place = tuple[int, int]  # log2 of the bandwidth over the typical one, log10 of the ridge over K's diagonal times the mean weight
 START, LOWEST, HIGHEST = (2, -2), (-4, -6), (5, 3)
-GAIN = 0.004  # of the loss: less is not worth another step
-SMALL = 400  # points on which places are looked for before all points are fitted
+GAIN = 0.004  # smallest relative gain of the loss that is worth another step
+SMALL = 400  # points of the subset on which the search starts
 
 
 @dataclass(frozen=True)
 class Search:
-    """How a bandwidth and a ridge are looked for: by steps of a factor 2 and 10, downhill in the loss from a start."""
+    """A search for bandwidth and ridge: downhill in the loss from a start, in steps of factors 2 and 10."""
 
     kernel: Kernel
     ridge: float | None
@@ -63,7 +63,7 @@ class Search:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """Those of a place along which there is something to choose."""
+        """Axes of a place along which there is something to choose."""
         return ((0,) if self.free else ()) + ((1,) if self.ridge is None else ())
 
     @property
@@ -71,33 +71,33 @@ class Search:
         """The kernel, if its bandwidth is to be chosen."""
         return self.kernel if isinstance(self.kernel, Tunable) and self.kernel.bandwidth is None else None
 
-    def at(self, views: Sequence[View], place: Place) -> tuple[Kernel, float]:
-        """The kernel and the ridge of a place, in the units of the first view."""
+    def at(self, views: Sequence[DataView], place: Place) -> tuple[Kernel, float]:
+        """Return the kernel and the ridge of a place, in the units of the first view."""
         kernel = self.free.at(views[0].typical(self.free) * 2.0 ** place[0]) if self.free else self.kernel
         if self.ridge is not None:
             return kernel, self.ridge
         corner = views[0].geometry(kernel)[..., :64, :64]
         return kernel, 10.0 ** place[1] * kernel.values(corner).diagonal().mean().item() * views[0].data.w.mean().item()
 
-    def stage(self, views: Sequence[View], place: Place, iteration: int, known: tuple[Solution, ...] = ()) -> Stage:
-        """All views at a place; the solutions of the first of them may be known."""
+    def stage(self, views: Sequence[DataView], place: Place, iteration: int, known: tuple[Solution, ...] = ()) -> FittedStage:
+        """Fit all views at a place. ``known``: solutions of the first views, if already computed."""
         kernel, ridge = self.at(views, place)
         solutions = (*known, *(view.solve(kernel, ridge, self.intercept, self.solver) for view in views[len(known):]))
         parts = zip(*(view.judge(kernel, s) for view, s in zip(views, solutions, strict=True)), strict=True)
         f, y, w = (torch.cat(part) for part in parts)
         loss = self.loss(f, y, w)
-        return Stage(Choice(iteration, kernel, ridge, loss if math.isfinite(loss) else math.inf), views[0].metric,
+        return FittedStage(Choice(iteration, kernel, ridge, loss if math.isfinite(loss) else math.inf), views[0].metric,
                      solutions, (f, y, w))
 
     @property
     def starts(self) -> list[Place]:
-        """Where to begin: bandwidths that are far apart, for kernels that see nothing with one much too large."""
+        """Places where the search starts: distant bandwidths, for kernels whose loss is flat at much too large bandwidths."""
         return [START, *((k, START[1]) for k in (self.free.scanned if self.free else ()))]
 
-    def descend(self, views: Sequence[View], starts: Sequence[Place], iteration: int,
-                only: int | None = None) -> tuple[Place, Stage]:
-        """From the best of the starts to a neighbour (along one axis only, if given) as long as one is better."""
-        visited: dict[Place, Stage | SingularKernelError] = {}
+    def descend(self, views: Sequence[DataView], starts: Sequence[Place], iteration: int,
+                only: int | None = None) -> tuple[Place, FittedStage]:
+        """Move from the best start to a better neighbour (along one axis only, if given) until there is none."""
+        visited: dict[Place, FittedStage | SingularKernelError] = {}
 
         def loss(place: Place) -> float:
             if place not in visited:
@@ -106,7 +106,7 @@ class Search:
                 except SingularKernelError as why:
                     visited[place] = why
             stage = visited[place]
-            return stage.choice.loss if isinstance(stage, Stage) else math.inf
+            return stage.choice.loss if isinstance(stage, FittedStage) else math.inf
 
         best, moved = min(starts, key=loss), True
         while moved:
@@ -118,7 +118,7 @@ class Search:
                     if moved:
                         break
         stage = visited[best]
-        if not isinstance(stage, Stage):
+        if not isinstance(stage, FittedStage):
             raise stage
         return best, stage
 

@@ -1,13 +1,12 @@
 """Kernel ridge regression: min_f sum_i w_i |y_i - f(x_i)|^2 + ridge |f|^2, f = sum_j A_j k(., x_j) + b.
 
-Dense: one Cholesky factor of H = K + ridge / w. The prediction for a point when it is left out, with all its copies and its whole
-weight, is exact and almost free: with Q = H^-1 - u u^T / (1^T u), u = H^-1 1 (Q = H^-1 without b),
+Dense: one Cholesky factor of H = K + ridge / w. The leave-one-out prediction for a point (without all its copies) is exact and
+almost free. With Q = H^-1 - u u^T / (1^T u), u = H^-1 1 (Q = H^-1 without b),
 
     f^-(x_i) = y_i - A_i / Q_ii
 
-Only diagonal entries of H^-1 are needed, and for the last m points they come from the last m x m block of the factor alone.
-
-Beyond the memory for that: conjugate gradients, preconditioned by a Nystrom approximation, on blocks of K kept in float32.
+It needs only diagonal entries of H^-1, and those of the last m points come from the last m x m block of the factor alone.
+If memory is too small: conjugate gradients, preconditioned by a Nystrom approximation, on blocks of K in float32.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from torch import Tensor
 from richter.core import MemoryBudgetError, RichterError, show_bytes
 from richter.core.values import progress
 from richter.learners.kernel import Kernel
-from richter.learners.problem import Problem
+from richter.learners.problem import FitProblem
 
 
 class SingularKernelError(RichterError, ArithmeticError, ValueError):
@@ -33,22 +32,23 @@ class SingularKernelError(RichterError, ArithmeticError, ValueError):
 
 @dataclass(frozen=True)
 class Solution:
-    """f(x) = sum_j A_j k(x, x_j) + b."""
+    """The function f(x) = sum_j A_j k(x, x_j) + b."""
 
     A: Float[Tensor, "n c"]
     b: Float[Tensor, " c"]
-    left_out: Tensor | None = None  # "rows c": predictions for rows when their point is left out
-    judged: Tensor | None = None  # which rows these are
+    left_out: Tensor | None = None  # "rows c": leave-one-out predictions of rows
+    judged: Tensor | None = None  # indices of these rows
 
 
-def solve(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, intercept: bool, judged: int = 0,
+def solve(K: Float[Tensor, "n n"], data: FitProblem, ridge: float, *, intercept: bool, judged: int = 0,
           final: bool = False) -> Solution:
-    """By Cholesky; rows of the last ``judged`` points are predicted without their point. K is overwritten. ``final`` is for
-    solvers that need not be exact while choices are made."""
+    """Solve by Cholesky, with leave-one-out predictions for rows of the last ``judged`` points. K is overwritten. ``final`` is
+    ignored here; approximate solvers use it."""
     n = len(K)
     K.diagonal().add_(ridge / data.w)
     L, info = torch.linalg.cholesky_ex(K)
-    rounding = 10 * n * torch.finfo(K.dtype).eps * K.diagonal().max()  # of a pivot: below it, the sign is chance
+    # rounding error of a pivot; the sign of a smaller one is arbitrary
+    rounding = 10 * n * torch.finfo(K.dtype).eps * K.diagonal().max()
     if info.item() or L.diagonal().min().square() <= rounding:
         raise SingularKernelError(
             f"the kernel matrix of {n} distinct rows is singular to working precision with ridge={ridge:g}: more than one "
@@ -71,20 +71,21 @@ def solve(K: Float[Tensor, "n n"], data: Problem, ridge: float, *, intercept: bo
     return Solution(A, b, data.y[point] - A[point] / Q[point - (n - judged), None], rows)
 
 
-class Blocks:
-    """K + ridge / w as products only: row blocks of the lower triangle, as many as ``memory`` holds kept (in the precision of u),
-    the others computed anew for each product. Sums over blocks are in float64."""
+class KernelBlocks:
+    """K + ridge / w as an operator: row blocks of the lower triangle. ``memory`` decides how many are stored (in the precision of
+    u); the others are recomputed for each product. Sums over blocks are in float64."""
 
     def __init__(self, kernel: Kernel, u: Float[Tensor, "n d"], shift: Float[Tensor, " n"], memory: int) -> None:
         self.kernel, self.u, self.shift, self.n = kernel, u, shift, len(u)
-        working = 6 * u.element_size() * self.n  # of a row, while a block is made
+        working = 6 * u.element_size() * self.n  # bytes per row while a block is computed
         self.step = max(1, min(self.n, memory // 4 // working, max(64, 2 ** 20 // self.n)))
         starts = range(0, self.n, self.step)
         sizes = [len(range(*self._rows(i).indices(self.n))) * self._rows(i).stop for i in starts]
         room = (memory - self.step * working) // u.element_size()
         ends = list(itertools.accumulate(sizes))
         count = bisect.bisect_right(ends, room)
-        store = u.new_empty(ends[count - 1] if count else 0)  # one array: thousands of arrays would leave holes where memory was
+        # a single array, because thousands of arrays would fragment the memory
+        store = u.new_empty(ends[count - 1] if count else 0)
         self.kept: dict[int, Tensor] = {}
         for i, size, end in zip(starts, sizes[:count], ends, strict=False):
             self.kept[i] = store[end - size:end].view(-1, self._rows(i).stop).copy_(self._block(i))
@@ -97,7 +98,8 @@ class Blocks:
         return self.kernel.values(self.kernel.geometry(self.u[rows], self.u[:rows.stop]))
 
     def __matmul__(self, v: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-        small, out = v.T.contiguous().to(self.u.dtype), (self.shift[:, None] * v).T.contiguous()  # "c n": a fifth of the time
+        # "c n" layout takes a fifth of the time
+        small, out = v.T.contiguous().to(self.u.dtype), (self.shift[:, None] * v).T.contiguous()
         for i in range(0, self.n, self.step):
             K = self.kept[i] if i in self.kept else self._block(i)
             last = i + len(K)
@@ -108,7 +110,7 @@ class Blocks:
 
 
 def nystrom(kernel: Kernel, u: Float[Tensor, "n d"], shift: Float[Tensor, " n"], rank: int) -> Callable[[Tensor], Tensor]:
-    """v -> (C C^T + shift)^-1 v, where C C^T is the Nystrom approximation of K from the first ``rank`` points, which are a random
+    """Make v -> (C C^T + shift)^-1 v, where C C^T is the Nystrom approximation of K from the first ``rank`` points, a random
     sample because points are in random order."""
     s, exact = u[:rank], u[:rank].double()
     K = kernel.values(kernel.geometry(exact, exact))
@@ -119,7 +121,7 @@ def nystrom(kernel: Kernel, u: Float[Tensor, "n d"], shift: Float[Tensor, " n"],
     for i in range(0, len(u), step := min(rank, 512)):
         K = kernel.values(kernel.geometry(u[i:i + step], s))
         C[i:i + step] = torch.linalg.solve_triangular(L, K.double().T, upper=False).T
-        part = C[i:i + step].double()  # as it is kept: with any other the inverse below would not be positive
+        part = C[i:i + step].double()  # exactly as stored; with another rounding the inverse below would not be positive
         inner.addmm_(part.T / shift[i:i + step], part)
     factor = torch.linalg.cholesky(inner)
 
@@ -127,16 +129,16 @@ def nystrom(kernel: Kernel, u: Float[Tensor, "n d"], shift: Float[Tensor, " n"],
         scaled = v / shift[:, None]
         t = inner.new_zeros(rank, v.shape[1])
         for part, rows in zip(C.split(step), scaled.split(step), strict=True):
-            t += part.double().T @ rows  # in float64: all but a millionth cancels where K is large
+            t += part.double().T @ rows  # in float64, because all but a millionth cancels where K is large
         t = torch.cholesky_solve(t, factor)
         return scaled - torch.cat([part.double() @ t for part in C.split(step)]) / shift[:, None]
 
     return apply
 
 
-def solve_blocks(kernel: Kernel, data: Problem, u: Float[Tensor, "n d"], ridge: float, *, intercept: bool, memory: int,
+def solve_blocks(kernel: Kernel, data: FitProblem, u: Float[Tensor, "n d"], ridge: float, *, intercept: bool, memory: int,
                  tolerance: float = 1e-4, most: int = 500) -> Solution:
-    """By conjugate gradients, all outputs (and the ones of the intercept) at once."""
+    """Solve by conjugate gradients, for all outputs (and the ones of the intercept) at once."""
     if ridge <= 0:
         raise SingularKernelError(f"ridge={ridge:g}: {len(data)} distinct rows do not fit memory={show_bytes(memory)} as a dense "
                                   f"system, and the iterative one needs a positive ridge.")
@@ -145,11 +147,11 @@ def solve_blocks(kernel: Kernel, data: Problem, u: Float[Tensor, "n d"], ridge: 
     n, c = y.shape
     size = u.element_size()
     rank = min(n, 2000, max(16, min(memory // (24 * size * n), int((memory / 512) ** 0.5))))
-    others = 80 * n * c + 40 * u.numel() + size * n * rank + 64 * rank * rank  # vectors, copies of inputs, what preconditions
+    others = 80 * n * c + 40 * u.numel() + size * n * rank + 64 * rank * rank  # vectors, copies of inputs, and the preconditioner
     if others + 8 * size * n > memory:
         raise MemoryBudgetError(f"memory={show_bytes(memory)} cannot hold one row of the kernel of {n} points and what solves a "
                                 f"system with {c} outputs. The smallest that works is {show_bytes(others + 8 * size * n)}.")
-    H, P = Blocks(kernel, u, shift, memory - others), nystrom(kernel, u, shift, rank)
+    H, P = KernelBlocks(kernel, u, shift, memory - others), nystrom(kernel, u, shift, rank)
     v, residual, steps = conjugate_gradients(H, P, y, tolerance, most)
     if not residual <= 10 * tolerance:
         raise SingularKernelError(f"conjugate gradients left a residual of {residual:.1e} of the targets after {steps} steps, "
@@ -162,10 +164,10 @@ def solve_blocks(kernel: Kernel, data: Problem, u: Float[Tensor, "n d"], ridge: 
     return Solution(A - one[:, None] * b, b)
 
 
-def conjugate_gradients(H: Blocks, P: Callable[[Tensor], Tensor], y: Float[Tensor, "n c"], tolerance: float,
+def conjugate_gradients(H: KernelBlocks, P: Callable[[Tensor], Tensor], y: Float[Tensor, "n c"], tolerance: float,
                         most: int) -> tuple[Float[Tensor, "n c"], float, int]:
-    """H^-1 y with the preconditioner P, in at most ``most`` steps; the largest residual that is left, relative to y, and the
-    steps that were done."""
+    """Return H^-1 y with the preconditioner P in at most ``most`` steps, the largest remaining residual relative to y, and the
+    number of steps."""
     v, r = torch.zeros_like(y), y.clone()
     z = P(r)
     p, rz, first = z, (r * z).sum(0), r.norm(dim=0)
@@ -174,7 +176,7 @@ def conjugate_gradients(H: Blocks, P: Callable[[Tensor], Tensor], y: Float[Tenso
         for _ in range(most):
             Hp = H @ p
             curvature = (p * Hp).sum(0)
-            if not (curvature >= 0).all():  # rounding, where K is large beside the ridge; or NaN
+            if not (curvature >= 0).all():  # rounding errors, where K is large compared with the ridge; or NaN
                 break
             alpha = rz / curvature.clamp(min=1e-300)
             v += alpha * p

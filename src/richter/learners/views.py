@@ -1,4 +1,4 @@
-"""What a metric is learned and judged on: views of the data, and the metric of each."""
+"""Views of the data: the points to fit, the points to evaluate, and the metric of each view."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from richter.learners.features import Features, Pairs, next_metric
 from richter.learners.kernel import Geometry, Kernel, Tunable
 from richter.learners.metric import root, stretch
-from richter.learners.problem import Problem
+from richter.learners.problem import FitProblem
 from richter.learners.solvers import Solution
 
-Judged = tuple[Tensor, Tensor, Tensor]  # predictions (or inputs), targets and weights of the rows that are judged
+Judged = tuple[Tensor, Tensor, Tensor]  # predictions (or inputs), targets and weights of held-out rows
 Solver = Callable[..., Solution]
 
 
@@ -24,7 +24,7 @@ class Flat(Exception):
 
 @dataclass(frozen=True)
 class Update:
-    """How the metric follows from a fit."""
+    """Rule for the next metric from a fit."""
 
     features: Features
     exponent: float
@@ -33,7 +33,7 @@ class Update:
     memory: int
 
     def __call__(self, kernel: Kernel, u: Tensor, x: Tensor, R: Tensor | None, A: Tensor, w: Tensor, pairs: Pairs) -> Tensor:
-        """From a fit with coefficients A on the inputs x, which the kernel sees as u = R x."""
+        """Compute the metric from a fit with coefficients A on the inputs x, which the kernel sees as u = R x."""
         M = next_metric(self.features, kernel, u, x, R, A, w, pairs, exponent=self.exponent, diagonal=self.diagonal,
                         memory=self.memory)
         size = (M if M.dim() == 1 else M.diagonal()).mean()
@@ -42,11 +42,11 @@ class Update:
         return M / size if self.normalise else M
 
 
-class View:
-    """A part of the data to fit, and what to judge the fit by: rows of its last ``judged`` points, each left out in turn, or the
-    ``held_out`` rows. It moves from metric to metric, and keeps the geometry of its points under the metric it is at."""
+class DataView:
+    """A part of the data to fit, and the rows that evaluate the fit: rows of its last ``judged`` points by leave-one-out, or the
+    ``held_out`` rows. It moves from metric to metric, and caches the geometry of its points under the current metric."""
 
-    def __init__(self, data: Problem, judged: int = 0, held_out: Judged | None = None) -> None:
+    def __init__(self, data: FitProblem, judged: int = 0, held_out: Judged | None = None) -> None:
         self.data, self.judged, self.held_out = data, judged, held_out
         self.metric: Tensor | None = None
         self.R: Tensor | None = None
@@ -54,11 +54,11 @@ class View:
         self._typical: dict[type, float] = {}
         self.u, self.v = data.x, held_out[0] if held_out else None
 
-    def shrunk(self, n: int) -> View:
-        """A view of as many points only."""
+    def shrunk(self, n: int) -> DataView:
+        """Return a view of only n points."""
         held = None if self.held_out is None else tuple(part[:n] for part in self.held_out)
         size = min(n, len(self.data))
-        return View(self.data.last(size), min(size, self.judged), held)  # type: ignore[arg-type]
+        return DataView(self.data.last(size), min(size, self.judged), held)  # type: ignore[arg-type]
 
     def move(self, metric: Tensor) -> None:
         self.metric, self.R = metric, root(metric)
@@ -67,7 +67,7 @@ class View:
         self._known, self._typical = {}, {}
 
     def typical(self, kernel: Tunable) -> float:
-        """The bandwidth of the rule of thumb, from some hundred points."""
+        """Bandwidth by the rule of thumb, from some hundred points."""
         kind = type(kernel)
         if kind not in self._typical:
             self._typical[kind] = kernel.typical(self.geometry(kernel)[..., :500, :500])
@@ -80,7 +80,7 @@ class View:
         return self._known[kind]
 
     def others(self, kernel: Kernel) -> Iterator[Geometry]:
-        """That of what is judged; in parts, and not kept, where it is more than what is fitted."""
+        """Yield the geometry of held-out rows, in parts that are not cached if it is larger than that of the fitted points."""
         assert self.v is not None
         kind = type(kernel), True
         if len(self.v) > len(self.u):
@@ -94,17 +94,17 @@ class View:
         g = self.geometry(kernel)
         K = kernel.values(g)
         if K.untyped_storage().data_ptr() == g.untyped_storage().data_ptr():
-            K = K.clone()  # a solver writes into it, and the geometry is used again
+            K = K.clone()  # a copy, because a solver writes into it, and the geometry is used again
         return solver(K, self.data, ridge, intercept=intercept, judged=self.judged)
 
     def judge(self, kernel: Kernel, s: Solution) -> Judged:
-        """Predictions, targets and weights of what is judged."""
+        """Return predictions, targets and weights of the rows that evaluate the fit."""
         if self.held_out is None:
             assert s.left_out is not None and s.judged is not None
             return s.left_out, self.data.rows[s.judged], self.data.weight[s.judged]
         return torch.cat([kernel.values(h) @ s.A for h in self.others(kernel)]) + s.b, *self.held_out[1:]
 
     def advance(self, update: Update, kernel: Kernel, A: Tensor) -> None:
-        """To the metric that this fit gives."""
+        """Move to the metric that this fit gives."""
         g = self.geometry(kernel)
         self.move(update(kernel, self.u, self.data.x, self.R, A, self.data.w, lambda rows: g[..., rows, :]))

@@ -2,7 +2,7 @@
 
     MINE = Measure("mine", lambda A, B: (A - B).norm().item(), needs=(NFM, AGOP))
     richter.measure(model, probe, measures=["nfc", MINE])
-    richter.measures.add(MINE)                             # now known by its name, to `list` and to `cite`
+    richter.measures.add(MINE)                             # register it, so that `list` and `cite` know its name
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ CATALOGUE: Catalogue[Measure] = Catalogue(__name__, "MEASURES", "measure")
 names, get, add = CATALOGUE.names, CATALOGUE.get, CATALOGUE.add
 
 MOVEMENT = ("linearisation_gap", "magnitude", "feature_change_cka", "function_change",
-            "probe_loss", "probe_accuracy", "output_spread", "output_rms")  # cheap: what a verdict rests on
+            "probe_loss", "probe_accuracy", "output_spread", "output_rms")  # cheap; the verdict is based on these
 DEFAULT = ("nfc", "cnfc", "c_uc_ratio", "weight_change", "function_change", "tangent_alignment", "tangent_cka",
            "linearisation_gap", "magnitude", "feature_change_cka", "probe_loss", "probe_accuracy", "output_spread", "output_rms")
 
 
 def catalogue() -> dict[str, Measure]:
-    """Every measure by its name; those of the default set first."""
+    """Return every measure by its name, with the default set first."""
     measures = CATALOGUE.all()
     return {**{name: measures[name] for name in DEFAULT}, **measures}
 
 
 def facts() -> dict[str, Facts]:
-    """What people read about every measure, in the same order; above all its card. No measure is imported."""
-    known = CATALOGUE.facts()
-    return {name: {**known[name], "ref": known[name]["card"].ref} for name in {**dict.fromkeys(DEFAULT), **known}}
+    """Return the texts about every measure, in the same order, above all its card. No measure is imported."""
+    entries = CATALOGUE.facts()
+    return {name: {**entries[name], "ref": entries[name]["card"].ref} for name in {**dict.fromkeys(DEFAULT), **entries}}
 
 
 __getattr__, __dir__, __all__ = lazy_names(

@@ -1,6 +1,6 @@
-"""The cards of the measures, which people read about each of them, and the panels in which reports show them. None needs torch.
+"""Cards of the measures, which describe them in reports, and the panels of reports. This file does not need torch.
 
-A card is written in the call of its measure, ``Measure(..., card=Card("my title"))``. It is kept with the run.
+A card is written in the call of its measure, ``Measure(..., card=Card("my title"))``. It is stored with the run.
 """
 
 from __future__ import annotations
@@ -28,63 +28,64 @@ FEATURE_COUNTS = "How many features there are"
 NEURAL_COLLAPSE = "Neural collapse"
 RANKS = "How many directions the weights use"
 ANSWERS = "What the network answers on the probe"
-PANELS: dict[str, str] = {  # heading -> what to look for
+PANELS: dict[str, str] = {  # heading -> guide for reading the panel
     MOVEMENT:
         "Has the network left its linearisation at initialisation, and have its features turned? Both near 0: lazy; both large: "
-        "rich. The magnitude is the first of them on a logarithmic scale: 0 where half of what the network did is not in its "
-        "linearisation.",
+        "rich. The magnitude is the first of these numbers on a logarithmic scale: 0 where half of the change of the outputs is "
+        "not in the linearisation.",
     CORRELATIONS:
         "Do the weights of a layer amplify the directions that the outputs use? 1: exactly those. Random weights already give a "
         "value that depends on the layer's shape, so look at the change.",
     LEARNED:
-        "The share of the correlation that the change of the weights carries: near 0 it is that of the initial weights, near 1 "
-        "what was learned. Whether a network is lazy or rich it does not say by itself. Beside it, the distance from the initial "
-        "weights relative to their norm now.",
+        "The share of the correlation that the change of the weights carries: near 0 it comes from the initial weights, near 1 "
+        "from what was learned. It does not decide alone whether a network is lazy or rich. The panel also shows the distance "
+        "from the initial weights relative to the current norm.",
     TANGENT:
         "How far the kernel by which training moves the outputs points along the labels, and how many directions it has: its "
         "alignment grows and its rank falls when features specialise.",
     EVOLUTION:
-        "Has the network left the kernel it started with? One that only grows learns as that kernel does, only faster; one that "
-        "turns learns what its first kernel could not. The effective gamma says in one number how far it turned to the labels.",
+        "Has the tangent kernel left its initial value? A kernel that only grows learns the same functions faster; one that "
+        "rotates learns what the initial kernel could not. The effective gamma says how far it rotated to the labels.",
     CONVERGENCE:
-        "With weight decay, a network that has converged has W'W = FACT in every layer, on the examples it was trained on: the "
-        "correlation goes to 1 and the relative error to 0 as the gradient comes to balance the decay. Before, they say little.",
+        "With weight decay, a converged network has W'W = FACT in every layer, on its training examples: the correlation goes "
+        "to 1 and the relative error to 0 as the gradient balances the decay. Before convergence they say little.",
     FEATURE_COUNTS:
-        "How many features a layer reads that are strong, used by the outputs, or hold the targets; and how far they are from as "
-        "few as the outputs need (kappa near 0). Few is not good: a network that knows random labels by heart can have as few.",
+        "How many features of a layer are strong, used by the outputs, or aligned with the targets; and how far the layer is "
+        "from using as few features as the outputs need (kappa near 0). Few features are not always good: a network that "
+        "memorises random labels can have few too.",
     NEURAL_COLLAPSE:
-        "Have the examples of a class become one point, are the points a simplex, and does the last layer point to them? All go "
-        "to 0 where collapse is complete, on the examples that were trained on.",
+        "Have the examples of a class become one point, do these points form a simplex, and does the last layer point to them? "
+        "All numbers are 0 at complete collapse, on the training examples.",
     RANKS:
         "From small initial weights a network goes from saddle to saddle: it leaves the origin along directions in which deep "
-        "layers have rank one, and gains others later, each at a drop of the loss. Initial weights and those of a lazy network "
-        "have many.",
+        "layers have rank one, and each drop of the loss adds directions. Random initial weights, and those of a lazy network, "
+        "have many directions.",
     ANSWERS:
-        "Whether there is a training to speak of: a loss that falls, an accuracy above chance, outputs that differ between "
+        "Whether the network is training at all: a loss that falls, an accuracy above chance, outputs that differ between "
         "examples.",
 }
-OTHER, OTHER_WORDS = "Other measures", "Measures of your own, and those of other families."
+OTHER, OTHER_WORDS = "Other measures", "Your own measures, and measures of other families."
 
-# By name, read from the text of the files of measures, so that torch is not needed. Within a panel, reports show them in this
-# order: those of the default set first.
+# By name, read from the text of the measures' files, so that torch is not needed. Reports show the measures of a panel in this
+# order, the default set first.
 CARDS: dict[str, Card] = {name: CATALOGUE.facts()[name]["card"]
                           for name in sorted(CATALOGUE.files(), key=lambda name: name not in DEFAULT)}
-# by figures and dashboard, until somebody chooses
+# Measures that figures and the dashboard show first.
 SHOWN_FIRST = ("magnitude", "nfc", "cnfc", "c_uc_ratio", "weight_change", "tangent_cka")
 
 
 def card(measure: str, kept: Mapping[str, Card] | None = None) -> Card:
-    """The card of a measure: that which was kept with a run, ours, or one with its bare name."""
+    """Return the card of a measure: the one stored with a run, the built-in one, or one with the bare name."""
     return (kept or {}).get(measure) or CARDS.get(measure) or Card(measure)
 
 
 def panels(measures: Iterable[str], kept: Mapping[str, Card] | None = None) -> list[tuple[str, str, list[str]]]:
-    """(heading, what to look for, measures) of the panels that these measures fill, each measure in one of them."""
+    """Return (heading, reading guide, measures) of the panels that these measures fill, each measure in one panel."""
     filled: dict[str, list[str]] = {heading: [] for heading in PANELS}
     for m in dict.fromkeys(measures):
         filled.setdefault(card(m, kept).panel or OTHER, []).append(m)
     order = {name: i for i, name in enumerate(CARDS)}
     last = filled.pop(OTHER, [])
-    known = [(heading, PANELS.get(heading, ""), sorted(mine, key=lambda m: order.get(m, len(order))))
-             for heading, mine in filled.items() if mine]
-    return known + ([(OTHER, OTHER_WORDS, last)] if last else [])
+    filled_panels = [(heading, PANELS.get(heading, ""), sorted(panel_measures, key=lambda m: order.get(m, len(order))))
+             for heading, panel_measures in filled.items() if panel_measures]
+    return filled_panels + ([(OTHER, OTHER_WORDS, last)] if last else [])

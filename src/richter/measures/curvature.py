@@ -1,11 +1,11 @@
-"""Second order: what the Hessians of the outputs say of a step of training.  [signal, App. B.4, B.5, D]
+"""Second-order analysis: the Hessians of the outputs and steps of training.  [signal, App. B.4, B.5, D]
 
     H = hessian(model, probe)                    # products with H_w, never formed: hessian.py
-    theorem_a(model, probe).error                # H_w (D theta) = (L - D) grad L: for homogeneous networks, to rounding
-    early_step(model, probe, lr=1e-4)            # what one step does to Psi y~, the first order of it, and which units flip
-    predicted_alignment(A, H.moments(), lr)      # tangent_cka after that step by the corrected Eq. (25), layer by layer
+    theorem_a(model, probe).error                # H_w (D theta) = (L - D) grad L: exact for homogeneous networks
+    early_step(model, probe, lr=1e-4)            # the change of Psi y~ in one step, its first order, and the units that flip
+    predicted_alignment(A, H.moments(), lr)      # tangent_cka after that step by the corrected Eq. (25), for each layer
 
-H_w = sum_i w_i d^2 f_i / dtheta^2 with w = dL/df; Psi are the gradients of the outputs, y~ the labels minus their mean over all
+H_w = sum_i w_i d^2 f_i / dtheta^2 with w = dL/df. Psi are the gradients of the outputs, y~ the labels minus their mean over all
 examples and outputs. The loss's own Hessian is H_w + Psi L_ff Psi^T.
 """
 
@@ -27,17 +27,28 @@ from richter.instrument.statistics.frame import NO_LABELS, Missing
 from richter.instrument.statistics.outputs import OUTPUTS, Answers
 from richter.linalg import quotient
 from richter.measures.cards import ANSWERS, COSINE
-from richter.measures.hessian import Eigenpairs, Hessian, Moment, hessian
+from richter.measures.hessian import Eigenpairs, Hessian, TraceMoment, hessian
 from richter.measures.measure import Measure
 
-__all__ = ["EarlyStep", "Eigenpairs", "Hessian", "Moment", "TheoremA", "early_step", "hessian", "label_gradient_correlation",
-           "natural", "predicted_alignment", "theorem_a"]
+__all__ = [
+    "EarlyStep",
+    "Eigenpairs",
+    "Hessian",
+    "TheoremA",
+    "TraceMoment",
+    "early_step",
+    "hessian",
+    "label_gradient_correlation",
+    "natural",
+    "predicted_alignment",
+    "theorem_a",
+]
 
 HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.Identity, nn.Flatten, nn.Dropout)  # phi(a z) = a phi(z) for a > 0, in eval mode
 
 
 def centred(Y: Tensor, counted: Tensor | None = None) -> Tensor:
-    """y~: minus the mean over all outputs that count, zero at the others."""
+    """Return y~: subtract the mean over all outputs that count, and set the others to zero."""
     if counted is None:
         return Y - Y.mean()
     keep = counted.to(Y)
@@ -52,7 +63,8 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 
 def label_gradient_correlation(a: Answers) -> float:
-    """corr(y~, dL/df) over all outputs of all examples: -1 while the network answers alike everywhere.  [signal, Approx. 1]"""
+    """Return corr(y~, dL/df) over all outputs of all examples; -1 while all examples have the same outputs.  [signal, Approx.
+    1]"""
     o = a.objective
     if o.Y is None:
         raise Missing(NO_LABELS)
@@ -63,7 +75,8 @@ def label_gradient_correlation(a: Answers) -> float:
 MEASURES = (
     Measure("label_gradient_correlation", label_gradient_correlation, (OUTPUTS,), card=Card(
         "labels and loss gradient",
-        "The correlation of the centred labels and the loss's gradient in the outputs: -1 while the network answers alike.",
+        "The correlation of the centred labels and the loss gradient with respect to the outputs: -1 while all outputs are "
+        "equal.",
         panel=ANSWERS, bounds=COSINE, ref=Ref("signal", "Approx. 1"))),
 )
 
@@ -73,23 +86,23 @@ MEASURES = (
 
 @dataclass(frozen=True)
 class TheoremA:
-    """H_w (D theta) and (L - D) grad L, which are the same; D is 1 for weights and l for the bias of layer l."""
+    """The two sides H_w (D theta) and (L - D) grad L of Theorem A; D is 1 for weights and l for the bias of layer l."""
 
     left: Float[Tensor, " p"]
     right: Float[Tensor, " p"]
-    depth: int  # L, weight matrices
+    depth: int  # L, number of weight matrices
     biases: bool
 
     @property
     def error(self) -> float:
-        """|left - right| / |right|."""
+        """Return |left - right| / |right|."""
         return quotient(float((self.left - self.right).norm()), float(self.right.norm()))
 
 
 def theorem_a(model: nn.Module, probe: Probe, weights: Tensor | None = None, biases: bool = True) -> TheoremA:
-    """Both sides of Theorem A for a chain of linear layers and homogeneous activations: H_w (D theta) = (L - D) Psi w. Without
-    biases D = 1, so that Psi w = H_w theta / (L - 1) and gradient descent is theta - lr/(L - 1) H_w theta. ``biases=False``:
-    D = 1 whatever biases there are, as the paper prints it, which fails where there are some.  [signal, Theorem A]"""
+    """Return both sides of Theorem A for a chain of linear layers and homogeneous activations: H_w (D theta) = (L - D) Psi w.
+    Without biases D = 1, so Psi w = H_w theta / (L - 1) and gradient descent is theta - lr/(L - 1) H_w theta. ``biases=False``
+    uses D = 1 for biases too, as printed in the paper; the identity then fails.  [signal, Theorem A]"""
     degrees, depth = homogeneity(model)
     H = hessian(model, probe, weights)
     scale = torch.cat([torch.full((p.numel(),), float(degrees[name] if biases else 1), dtype=torch.float64)
@@ -98,17 +111,17 @@ def theorem_a(model: nn.Module, probe: Probe, weights: Tensor | None = None, bia
 
 
 def homogeneity(model: nn.Module) -> tuple[dict[str, int], int]:
-    """({parameter: its degree}, how many layers): scaled by a^degree each, the parameters scale the outputs by a^layers."""
+    """Return ({parameter: degree}, number of layers): scaling each parameter by a^degree scales the outputs by a^layers."""
     model = unwrap(model)
     degrees: dict[str, int] = {}
     depth = 0
     if frozen := [name for name, p in model.named_parameters() if not p.requires_grad]:
-        raise SelectionError(f"{frozen[0]} is frozen (requires_grad=False), and H_w is of the trainable parameters: Theorem A "
-                             f"needs all of them.")
+        raise SelectionError(f"{frozen[0]} is frozen (requires_grad=False), but H_w covers trainable parameters only, and "
+                             f"Theorem A needs all of them.")
     weighted = [m for _, m in model.named_modules(remove_duplicate=False) if any(True for _ in m.parameters(recurse=False))]
     if len(set(weighted)) < len(weighted):
-        raise SelectionError("a layer with weights stands in the model twice: its bias would belong to two depths, and Theorem A "
-                             "is about chains of layers. Give each place a layer of its own.")
+        raise SelectionError("a layer with weights occurs twice in the model, so its bias would belong to two depths. Theorem A "
+                             "applies to chains of layers: give each place a layer of its own.")
     for name, module in model.named_modules():
         if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             depth += 1
@@ -116,13 +129,13 @@ def homogeneity(model: nn.Module) -> tuple[dict[str, int], int]:
             if module.bias is not None:
                 degrees[f"{name}.bias" if name else "bias"] = depth
         elif not isinstance(module, (nn.Sequential, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, *HOMOGENEOUS)):
-            raise SelectionError(f"{name or 'the model'} is a {type(module).__name__}: Theorem A is about chains of linear "
+            raise SelectionError(f"{name or 'the model'} is a {type(module).__name__}: Theorem A applies to chains of linear "
                                  f"layers with positively homogeneous activations, phi(a z) = a phi(z) (ReLU, leaky ReLU, none), "
-                                 f"in an nn.Sequential. H_w itself needs none of this: hessian(model, probe).")
+                                 f"in an nn.Sequential. H_w itself works for any model: hessian(model, probe).")
     if depth < 2:
-        seen = "one weight matrix" if depth else "no weights"
-        raise SelectionError(f"the model has {seen}: with no hidden layer its outputs are linear in the weights, H_w is 0, and "
-                             f"Theorem A says 0 = 0.")
+        has = "one weight matrix" if depth else "no weights"
+        raise SelectionError(f"the model has {has}: without a hidden layer its outputs are linear in the weights, H_w is 0, and "
+                             f"Theorem A reads 0 = 0.")
     return degrees, depth
 
 
@@ -131,38 +144,38 @@ def homogeneity(model: nn.Module) -> tuple[dict[str, int], int]:
 
 @dataclass(frozen=True)
 class EarlyStep:
-    """One step of gradient descent: what it did to Psi y~, and what the approximations say, as vectors of parameters."""
+    """One step of gradient descent: the change of Psi y~, and its approximations, as vectors over parameters."""
 
     change: Float[Tensor, " p"]  # Psi(t+1) y~ - Psi(t) y~
     first: Float[Tensor, " p"]  # -lr H_y~ Psi w, the first order in lr  [Approx. 2]
-    collinear: Float[Tensor, " p"]  # -lr H_w Psi y~, in which w stands for -y~  [Approx. 1]
+    collinear: Float[Tensor, " p"]  # -lr H_w Psi y~, with w in place of -y~  [Approx. 1]
     correlation: float  # corr(y~, w)
-    flips: int  # units of the hidden layers that were zero before and are not after, or the other way round, over all examples
+    flips: int  # hidden units that switched between zero and non-zero in the step, over all examples
     units: int
 
     @property
     def first_order(self) -> float:
-        """corr(change, first): 1 where the network is smooth over the step."""
+        """Return corr(change, first); 1 if the network is smooth over the step."""
         return cosine(self.change, self.first)
 
     @property
     def approximation(self) -> float:
-        """corr(change, collinear)."""
+        """Return corr(change, collinear)."""
         return cosine(self.change, self.collinear)
 
     def projected(self, vectors: Float[Tensor, "k p"]) -> float:
-        """corr(U change, U collinear) on the span of some vectors.  [signal, Fig. 5a]"""
+        """Return corr(U change, U collinear) on the span of some vectors.  [signal, Fig. 5a]"""
         return cosine(vectors @ self.change, vectors @ self.collinear)
 
 
 def early_step(model: nn.Module, probe: Probe, lr: float) -> EarlyStep:
-    """Take one step theta - lr grad L with a copy of the model, and compare. The model itself is left as it is."""
+    """Take one step theta - lr grad L with a copy of the model, and compare. The model itself does not change."""
     if not (math.isfinite(lr) and lr > 0):
-        raise SelectionError(f"lr={lr!r}: a step needs a rate above 0.")
+        raise SelectionError(f"lr={lr!r}: the learning rate of a step must be above 0.")
     H = hessian(model, probe)
     subject = H.subject
     if subject.Y is None:
-        raise SelectionError(f"{NO_LABELS}: a step is compared along them. Give class ids or targets.")
+        raise SelectionError(f"{NO_LABELS}, but a step is compared along the labels. Give class ids or targets.")
     y = centred(subject.Y.double(), subject.counted)
     then = copy.deepcopy(subject.model)
     with torch.no_grad():
@@ -179,7 +192,7 @@ def early_step(model: nn.Module, probe: Probe, lr: float) -> EarlyStep:
 
 
 def _flips(*networks: Hessian) -> tuple[int, int]:
-    """How many of the units that layers read are zero in one network and not in the other, and of how many."""
+    """Count the units that are zero in exactly one of the two networks, and all units that layers read."""
     silent = []
     for s in (H.subject for H in networks):
         with quiet(s.model):
@@ -192,10 +205,10 @@ def _flips(*networks: Hessian) -> tuple[int, int]:
 # ---------------------------------------------------------------------------------------------- one step of the alignment
 
 
-def predicted_alignment(A: Mapping[str, float], moments: Mapping[str, Mapping[int, Moment]], lr: float) -> dict[str, float]:
-    """{layer: tangent_cka after one step of gradient descent}: A_l (1 - 2 lr tr(M_l H^3) / tr(M_l H^2) + lr^2 tr(M_l H^4) /
-    tr(M_l H^2)), from its value before and the moments of H_w. It rests on w being -y~, on the norm of the kernel staying as it
-    is, and on directions that are as good as random: an estimate of which way a layer goes.  [signal, Eq. (25), corrected]"""
+def predicted_alignment(A: Mapping[str, float], moments: Mapping[str, Mapping[int, TraceMoment]], lr: float) -> dict[str, float]:
+    """Predict {layer: tangent_cka after one step of gradient descent}: A_l (1 - 2 lr tr(M_l H^3) / tr(M_l H^2) + lr^2 tr(M_l H^4)
+    / tr(M_l H^2)), from its current value and the moments of H_w. It assumes w = -y~, a constant norm of the kernel, and random
+    directions: an estimate of the sign of a layer's change.  [signal, Eq. (25), corrected]"""
     if missing := [k for k in A if k not in moments]:
         raise SelectionError(f"there are no moments of layer {missing[0]!r}. Moments are of: {', '.join(moments)}.")
     return {layer: value * (1 - 2 * lr * quotient(m[3].value, m[2].value) + lr ** 2 * quotient(m[4].value, m[2].value))
@@ -206,12 +219,12 @@ def predicted_alignment(A: Mapping[str, float], moments: Mapping[str, Mapping[in
 
 
 def natural(H: Hessian, damping: float = 1e-3) -> Callable[[Tensor], Tensor]:
-    """v -> (F + damping)^-1 v with the Fisher matrix F of the mean loss, by conjugate gradients: the adjustment A of natural
-    gradient descent; that of gradient descent is the identity. ``theory.gofe.descent_velocity(H.dense(), H.w.flatten(), A)``
-    makes of it the velocity with which feature evolution moves the gradient as training does.  [signal, Eqs (16), (21)]"""
+    """v -> (F + damping)^-1 v with the Fisher matrix F of the mean loss, by conjugate gradients. This is the adjustment A of
+    natural gradient descent (A is the identity for gradient descent). ``theory.gofe.descent_velocity(H.dense(), H.w.flatten(),
+    A)`` makes it the velocity with which feature evolution moves the gradient like training.  [signal, Eqs (16), (21)]"""
     from scipy.sparse.linalg import LinearOperator, cg
     if not damping > 0:
-        raise SelectionError(f"damping={damping!r}: the Fisher matrix is singular, so a number above 0 is added to it.")
+        raise SelectionError(f"damping={damping!r}: give a number above 0, because the Fisher matrix is singular.")
 
     def product(v: Tensor) -> Tensor:
         v = torch.as_tensor(v, dtype=torch.float64).to(H.subject.home)
@@ -221,6 +234,6 @@ def natural(H: Hessian, damping: float = 1e-3) -> Callable[[Tensor], Tensor]:
         M = LinearOperator((H.size, H.size), matvec=lambda x: product(torch.from_numpy(x)).cpu().numpy(), dtype=float)
         x, failed = cg(M, v.cpu().numpy(), rtol=1e-10, maxiter=10 * H.size)
         if failed:
-            raise SelectionError(f"(F + {damping:g})^-1 v was not found in {10 * H.size} products: take a larger damping.")
+            raise SelectionError(f"(F + {damping:g})^-1 v did not converge in {10 * H.size} products: take a larger damping.")
         return torch.from_numpy(x).to(v)
     return solve

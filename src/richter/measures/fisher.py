@@ -1,4 +1,4 @@
-"""How many directions the Fisher information of a layer has, and how they stand to the labels.  [signal, App. G]"""
+"""Stable rank of the Fisher information of a layer, and its alignment with the labels.  [signal, App. G]"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def fisher_stable_rank(c: FisherKernel) -> float:
 
 
 def fisher_correlation(c: FisherKernel) -> float:
-    """sum_i (lambda_i / lambda_1) <mu_i, y~/|y~|>^2 with the left singular vectors mu_i of H^1/2 Psi_l^T; not centred.
+    """Return sum_i (lambda_i / lambda_1) <mu_i, y~/|y~|>^2 with the left singular vectors mu_i of H^1/2 Psi_l^T; not centred.
     [signal, App. G.5]"""
     return quotient(c.quadratic, c.top * c.energy)
 

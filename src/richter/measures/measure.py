@@ -1,4 +1,4 @@
-"""What a measure is, and which ones a name or a list of names means."""
+"""The class ``Measure``, and ``resolve``, which turns names into measures."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ UNTITLED = Card("")
 
 @dataclass(frozen=True)
 class Measure:
-    """A pure function of statistics: a number for each layer (and for the whole model, when it is made of kernels)."""
+    """A pure function of statistics: one number per layer (and for the whole model, if it is computed from kernels)."""
 
     name: str
-    compute: Callable[..., float]  # of the statistics in `needs`, in their order
+    compute: Callable[..., float]  # takes the statistics in `needs`, in their order
     needs: tuple[Statistic, ...]
     cotangents: Cotangents = every_output
-    remark: Callable[..., Remark] | None = None  # of the same statistics: what must be said beside the value
-    card: Card = UNTITLED  # what people read about it: title (its name if there is none), sentence, reference, bounds
-    arrays: Callable[..., Mapping[str, Tensor]] | None = None  # of the same statistics: matrices kept beside the number
-    batched: bool = False  # does ``compute`` also take statistics whose numbers have a leading axis of groups?
+    remark: Callable[..., Remark] | None = None  # takes the same statistics and returns the note and mark of the value
+    card: Card = UNTITLED  # description: title (default: its name), sentence, reference, bounds
+    # takes the same statistics and returns matrices that are stored with the number
+    arrays: Callable[..., Mapping[str, Tensor]] | None = None
+    batched: bool = False  # whether ``compute`` also takes statistics with a leading axis of groups
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "cotangents", as_cotangents(self.cotangents))  # a plain function of (f, y) is some too
+        object.__setattr__(self, "cotangents", as_cotangents(self.cotangents))  # a plain function of (f, y) is accepted too
         if not self.card.title:
             object.__setattr__(self, "card", replace(self.card, title=self.name))
 
@@ -41,22 +42,22 @@ class Measure:
 
 
 def resolve(wanted: Iterable[str | Measure] | str | Measure | None) -> list[Measure]:
-    """Names or measures -> measures; None is the default set."""
-    known = catalogue()
+    """Turn names and measures into measures; None gives the default set."""
+    measures_by_name = catalogue()
     if isinstance(wanted, (str, Measure)):
         wanted = [wanted]
     if wanted is not None and not isinstance(wanted, Iterable):
         raise SelectionError(f"measures= takes names or richter.measures.Measure objects, not {type(wanted).__name__}. "
-                             f"Known are: {', '.join(known)}.")
+                             f"Known measures: {', '.join(measures_by_name)}.")
     chosen: dict[str, Measure] = {}
     for m in DEFAULT if wanted is None else wanted:
         if isinstance(m, str):
-            if m not in known:
-                near = difflib.get_close_matches(m, known, n=3)
+            if m not in measures_by_name:
+                near = difflib.get_close_matches(m, measures_by_name, n=3)
                 raise SelectionError(f"there is no measure {m!r}."
                                      + (f" Did you mean {', '.join(near)}?" if near else "")
-                                     + f" Known are: {', '.join(known)}.")
-            m = known[m]
+                                     + f" Known measures: {', '.join(measures_by_name)}.")
+            m = measures_by_name[m]
         elif not isinstance(m, Measure):
             raise SelectionError(f"measures= takes names or richter.measures.Measure objects, not {type(m).__name__}.")
         chosen[m.name] = m

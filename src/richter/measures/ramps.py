@@ -1,5 +1,5 @@
-"""When does a curve drop? A smooth step, ``before + (after - before) / (1 + exp(-(t - time) / width))``, is fitted to the points
-around it for all times and widths at once; how probable each of them is, is the error. Needs no torch."""
+"""Time of a drop of a curve. A smooth step, ``before + (after - before) / (1 + exp(-(t - time) / width))``, is fitted to the
+points around it for all times and widths; the error follows from their probabilities. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from richter.measures.inflections import Curve, Numbers, binned
+from richter.measures.inflections import NoisyCurve, Numbers, binned
 
-SPAN = 2 * math.log(9)  # widths from a tenth of a step to nine tenths
-TIMES, WIDTHS = 41, 17  # of a grid
-POINTS = 64  # to which the points around a step are reduced
-PASSES = 8  # finer grids, at most
-NEGLIGIBLE = 1e-6  # a probability, of the largest
+SPAN = 2 * math.log(9)  # duration from a tenth of a step to nine tenths, in widths
+TIMES, WIDTHS = 41, 17  # points of a grid
+POINTS = 64  # number of points to which the surroundings of a step are reduced
+PASSES = 8  # maximum number of refined grids
+NEGLIGIBLE = 1e-6  # relative to the largest probability
 
 
-class Step(NamedTuple):
-    """A step, and the standard error of its time."""
+class SmoothStep(NamedTuple):
+    """A smooth step, with the standard error of its time."""
 
     time: float
     error: float
@@ -28,9 +28,9 @@ class Step(NamedTuple):
     after: float
 
 
-def located(x: Numbers, z: Numbers, window: tuple[float, float]) -> Step:
-    """The step that a curve makes between two times; where it is narrower than a bin, from the points around it alone."""
-    near = 1e-9 * float(x[-1] - x[0])  # of a point at an edge, rounding does not decide
+def located(x: Numbers, z: Numbers, window: tuple[float, float]) -> SmoothStep:
+    """Fit the step that a curve makes between two times; if it is narrower than a bin, use only the points around it."""
+    near = 1e-9 * float(x[-1] - x[0])  # so that rounding does not decide about a point at an edge
     for _ in range(PASSES):
         inside = (x >= window[0] - near) & (x <= window[1] + near)
         curve = binned(x[inside], z[inside], POINTS)
@@ -44,15 +44,15 @@ def located(x: Numbers, z: Numbers, window: tuple[float, float]) -> Step:
     return step
 
 
-def fitted(curve: Curve) -> Step:
-    """Means over the probabilities of times and widths, on grids that close in on where these are not negligible."""
+def fitted(curve: NoisyCurve) -> SmoothStep:
+    """Average over the probabilities of times and widths, on grids that are refined where these are not negligible."""
     gaps, span = np.diff(curve.t), float(curve.t[-1] - curve.t[0])
     times, widths = (float(curve.t[0]), float(curve.t[-1])), (float(gaps.min()) / 10, span / 8)
     for _ in range(PASSES):
         t, w = np.linspace(*times, TIMES), np.geomspace(*widths, WIDTHS)
         chi, levels = _misfits(curve, t, w)
-        scale = max(1.0, float(chi.min()) / max(1, len(curve.t) - 4))  # a step of another form is noise too
-        p = np.exp(-(chi - chi.min()) / (2 * scale)) * (levels[0] > levels[1])  # down, not up
+        scale = max(1.0, float(chi.min()) / max(1, len(curve.t) - 4))  # misfit from another form of the step counts as noise too
+        p = np.exp(-(chi - chi.min()) / (2 * scale)) * (levels[0] > levels[1])  # only steps down
         if not p.any():
             p[:] = 1.0
         rows, columns = (np.flatnonzero((p > NEGLIGIBLE * p.max()).any(axis)) for axis in (1, 0))
@@ -65,16 +65,16 @@ def fitted(curve: Curve) -> Step:
     spread = float(np.sqrt((p * (t[:, None] - when)**2).sum() + (t[1] - t[0])**2 / 12))
     near = int(np.clip(np.searchsorted(curve.t, when), 1, len(gaps))) - 1
     before, after = (p * levels).sum((1, 2)).tolist()
-    return Step(when, math.hypot(spread, gaps[near] / math.sqrt(12)), float(np.exp((p * np.log(w)).sum())), before, after)
+    return SmoothStep(when, math.hypot(spread, gaps[near] / math.sqrt(12)), float(np.exp((p * np.log(w)).sum())), before, after)
 
 
-def _misfits(curve: Curve, times: Numbers, widths: Numbers) -> tuple[Float[np.ndarray, "t w"], Float[np.ndarray, "2 t w"]]:
-    """chi^2 of the best step with each time and width, and its levels before and after."""
+def _misfits(curve: NoisyCurve, times: Numbers, widths: Numbers) -> tuple[Float[np.ndarray, "t w"], Float[np.ndarray, "2 t w"]]:
+    """Return chi^2 of the best step for each time and width, and its levels before and after."""
     up = 0.5 + 0.5 * np.tanh((curve.t - times[:, None, None]) / (2 * widths[:, None]))  # from 0 to 1 [t, w, n]
     weight = curve.s**-2.0 / (curve.s**-2.0).sum()
     mean, y = up @ weight, float(curve.y @ weight)
     spread = (up * up) @ weight - mean**2
-    change = (up @ (weight * (curve.y - y))) / np.maximum(spread, 1e-12)  # where all points are on one side there is none
+    change = (up @ (weight * (curve.y - y))) / np.maximum(spread, 1e-12)  # no change if all points are on one side
     before = y - change * mean
     off = (curve.y - before[..., None] - change[..., None] * up) / curve.s
     return (off * off).sum(-1), np.stack([before, before + change])

@@ -1,15 +1,14 @@
-"""At which saddle is a network? From small initial weights it rests at a saddle, leaves it along few directions, and rests at the
+"""Saddles of a training. From small initial weights a network rests at a saddle, leaves it along few directions, and rests at the
 next: the loss has plateaus, and on each of them every layer has a rank. Numbers in, numbers out; needs no torch.
 
     with richter.Observer(model, probe, measures=["rank_of_weights", "stable_rank_of_weights"], when=50) as watch:
-        ...                                    # train, and say watch(step, loss=loss)
-    print(saddles_of(watch)["loss"])           # or of a run that was opened
+        ...                                    # train, and call watch(step, loss=loss)
+    print(saddles_of(watch)["loss"])           # or for a run that was opened
     # saddle 0 (step 0 to 99, loss 0.45): ranks 57, 9; saddle 1 (step 420 to 900, loss 0.41): ranks 1, 1; now: saddle 1
 
-Saddles are the plateaus of ``measures.stages``, numbered from 0 on. Saddle 0 of a training from small weights is the
-origin: its ranks are those of the initial weights first, and of the direction in which it is left at its end; the median of
-what was measured there is told. A network that was not started from small weights has plateaus as well, of ranks that are not
-low.
+Saddles are the plateaus of ``measures.stages``, numbered from 0 on. Saddle 0 of a training from small weights is the origin: its
+ranks are first those of the initial weights, and at its end those of the direction in which the network leaves it. The median
+over its snapshots is reported. A training from large weights has plateaus too, but their ranks are not low.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ RANK, STABLE, LOSS = "rank_of_weights", "stable_rank_of_weights", "probe_loss"
 
 @dataclass(frozen=True)
 class Saddle:
-    """A plateau of the loss, and the rank of each layer there: the median of what was measured on it, NaN where nothing was."""
+    """A plateau of the loss with the rank of each layer: the median over its snapshots, NaN if there are none."""
 
-    number: int  # in the order of time, from 0; two drops without a rest between them lead to one saddle
+    number: int  # in order of time, from 0; two drops without a plateau between them lead to one saddle
     plateau: Plateau
     ranks: Mapping[str, float]
     stable: Mapping[str, float]  # stable ranks, if they were measured
-    measured: int  # how many snapshots lie on it
+    measured: int  # number of snapshots on it
 
     def __str__(self) -> str:
         place = f"saddle {self.number} (step {self.plateau.start:.0f} to {self.plateau.end:.0f}, loss {self.plateau.level:.3g})"
@@ -47,7 +46,7 @@ class Saddle:
 
 @dataclass(frozen=True)
 class Saddles:
-    """The saddles of a training in the order of time."""
+    """The saddles of a training in order of time."""
 
     saddles: tuple[Saddle, ...]
     stages: Stages
@@ -60,7 +59,7 @@ class Saddles:
 
     @property
     def now(self) -> Saddle | None:
-        """Where the network is at the end of the curve; None while it falls, and where there are no stages."""
+        """Saddle at the end of the curve; None while the loss falls, and if there are no stages."""
         if not self.stages.drops or not self.stages.drops[-1].ended or not self.saddles:
             return None
         last = self.saddles[-1]
@@ -75,17 +74,17 @@ class Saddles:
 
 def saddles(stages: Stages, steps: ArrayLike, ranks: Mapping[str, ArrayLike], stable: Mapping[str, ArrayLike] | None = None
             ) -> Saddles:
-    """The ranks of layers, measured at ``steps``, on the plateaus of a curve.
+    """Combine the ranks of layers, measured at ``steps``, with the plateaus of a curve.
 
     >>> saddles(find(t, loss), steps, {"0": [9, 9, 1, 1], "2": [8, 8, 1, 1]})
     """
     if not isinstance(stages, Stages):
-        raise SelectionError(f"stages are a {type(stages).__name__}: those of a curve are needed, as measures.stages.find(steps, "
-                             f"loss) gives them.")
+        raise SelectionError(f"stages are a {type(stages).__name__}: give the stages of a curve, measures.stages.find(steps, "
+                             f"loss).")
     t = _numbers("steps", steps)
     if t.ndim != 1 or not np.isfinite(t).all():
-        raise SelectionError(f"steps have shape {t.shape}{' and are not all finite' * (t.ndim == 1)}: a list of steps, at which "
-                             f"ranks were measured, is needed, [t].")
+        raise SelectionError(f"steps have shape {t.shape}{' and are not all finite' * (t.ndim == 1)}: give a list of the steps "
+                             f"at which ranks were measured, [t].")
     groups = [_columns(name, group, t) for name, group in (("ranks", ranks), ("stable", {} if stable is None else stable))]
     out = []
     for number, plateau in enumerate(stages.plateaus):
@@ -96,14 +95,14 @@ def saddles(stages: Stages, steps: ArrayLike, ranks: Mapping[str, ArrayLike], st
 
 
 def _columns(name: str, group: Mapping[str, ArrayLike], t: Numbers) -> dict[str, Numbers]:
-    """Ranks by layer, one at each step."""
+    """Read ranks by layer, one at each step."""
     if not isinstance(group, Mapping):
-        raise SelectionError(f"{name} are a {type(group).__name__}: the ranks of every layer by its name are needed, "
+        raise SelectionError(f"{name} are a {type(group).__name__}: give the ranks of every layer by its name, "
                              f"{{\"0\": [9, 9, 1], ...}}.")
     columns = {layer: _numbers(f"{name}[{layer!r}]", values) for layer, values in group.items()}
     for layer, values in columns.items():
         if values.shape != t.shape:
-            raise SelectionError(f"{name}[{layer!r}] has shape {values.shape}: a rank for each of the {t.size} steps is needed, "
+            raise SelectionError(f"{name}[{layer!r}] has shape {values.shape}: give a rank for each of the {t.size} steps, "
                                  f"[t].")
     return columns
 
@@ -116,34 +115,34 @@ def _numbers(name: str, values: ArrayLike) -> Numbers:
 
 
 def saddles_of(run: Any, **options: Any) -> dict[str, Saddles]:
-    """Of a run (``richter.runs.open``) or an Observer that measured ``rank_of_weights``: by the names of its losses, or of
-    ``probe_loss`` where none was logged. ``options`` are those of ``stages.find``."""
+    """Saddles of a run (``richter.runs.open``) or an Observer that measured ``rank_of_weights``, by the names of its losses, or
+    of ``probe_loss`` if none was logged. ``options`` are those of ``stages.find``."""
     if not all(hasattr(run, name) for name in ("frame", "names", "scalar")):
-        raise SelectionError(f"run is a {type(run).__name__}: an Observer, or a run as richter.runs.open gives it, is needed.")
+        raise SelectionError(f"run is a {type(run).__name__}: give an Observer, or a run from richter.runs.open.")
     rows = run.frame
     steps = np.unique(rows["step"][rows["measure"] == RANK])
     if not len(steps):
-        raise SelectionError(f"{RANK} was not measured, so that no rank is known on any plateau: add it to the measures, "
+        raise SelectionError(f"{RANK} was not measured, so no plateau has a rank: add it to the measures, "
                              f"Observer(..., measures=[{RANK!r}, {STABLE!r}]), or measure checkpoints.")
     curves = {name: run.scalar(name) for name in run.names if is_loss(name)} or {LOSS: _measured(rows, LOSS).get(WHOLE, ((), ()))}
     ranks, stable = ({layer: _at(steps, *curve) for layer, curve in _measured(rows, m).items()} for m in (RANK, STABLE))
-    seen = {name: stages_in(series, **options) for name, series in curves.items()}
-    return {name: saddles(stages, steps, ranks, stable) for name, stages in seen.items() if stages is not None}
+    stages_by_name = {name: stages_in(series, **options) for name, series in curves.items()}
+    return {name: saddles(stages, steps, ranks, stable) for name, stages in stages_by_name.items() if stages is not None}
 
 
 def _measured(rows: Any, measure: str) -> dict[str, tuple[Any, Any]]:
-    """Steps and values of a measure by layer, in the order in which layers were measured."""
+    """Return steps and values of a measure by layer, in measuring order."""
     chosen = rows[rows["measure"] == measure].sort_values("step", kind="stable")
-    return {str(layer): (mine["step"].to_numpy(), mine["value"].to_numpy(np.float64))
-            for layer, mine in chosen.groupby("layer", sort=False)}
+    return {str(layer): (rows_of_layer["step"].to_numpy(), rows_of_layer["value"].to_numpy(np.float64))
+            for layer, rows_of_layer in chosen.groupby("layer", sort=False)}
 
 
 def _at(steps: Any, t: Any, values: Any) -> Any:
-    """A curve at these steps, NaN where it was not measured."""
-    known = dict(zip(t.tolist(), values.tolist(), strict=True))
-    return np.array([known.get(step, np.nan) for step in steps.tolist()])
+    """Return a curve at these steps, with NaN where it was not measured."""
+    value_at = dict(zip(t.tolist(), values.tolist(), strict=True))
+    return np.array([value_at.get(step, np.nan) for step in steps.tolist()])
 
 
 def _median(values: Any) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else float("nan")

@@ -1,16 +1,16 @@
-"""Learning in stages: plateaus and drops of a loss curve, when each skill emerges, and how well that was predicted. Numbers in,
-numbers out; needs no torch.
+"""Learning in stages: plateaus and drops of a loss curve, emergence times of skills, and their agreement with predictions.
+Numbers in, numbers out; needs no torch.
 
     seen = find(steps, loss)                   # a curve of any length, with noise
     seen.drops[0].time, seen.drops[0].error    # 302.1, 1.9
     str(seen)                                  # "2 stages: 1 to 0.402 at step 302 (298 to 306); ..."
     stages_of(run)                             # of the losses that a run logged, by their names
-    emergence(steps, skills)                   # when each of several rising curves comes to half of its last value
+    emergence(steps, skills)                   # times at which several rising curves reach half of their last values
     agreement(measured, predicted)             # errors in decades, and whether the order is right
 
-A drop is a fall that accelerates after a slower time. The loss of a linear model (a kernel, a network that stays lazy) never does
-under gradient flow: it is a mixture of decaying exponentials, which is convex; so are power laws. Stages are therefore signs of
-training that is not linear, or of something from outside: a schedule, other data.
+A drop is a fall that accelerates after a slower phase. Under gradient flow the loss of a linear model (a kernel, a network that
+stays lazy) never accelerates: it is a mixture of decaying exponentials, which is convex, and so are power laws. Stages are
+therefore evidence of nonlinear training, or of an outside change such as a schedule or other data.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from richter.core import SelectionError
 from richter.measures.inflections import MAD, Numbers, Shape, bar, binned, excursion, fewest
 from richter.measures.ramps import SPAN, located
 
-LEVEL = 0.01  # how often a convex curve with noise may show a stage
-LEAST = 0.02  # of the range of a curve: smaller drops do not count
-FEWEST = 12  # points of a curve that say anything
-BLUR = 0.05  # of a drop's duration: where a plateau ends is no sharper than that
-LEVELS = 50  # from the largest to the smallest loss: from so much on a curve is looked at in its logarithm
+LEVEL = 0.01  # probability that a convex curve with noise shows a stage
+LEAST = 0.02  # relative to the range of the curve; smaller drops do not count
+FEWEST = 12  # smallest number of points of a curve
+BLUR = 0.05  # relative to a drop's duration: uncertainty of the end of a plateau
+LEVELS = 50  # ratio of the largest to the smallest loss above which the logarithm of a curve is analysed
 
 Scale = Literal["linear", "log"]
 
 
 @dataclass(frozen=True)
 class Plateau:
-    """A time of slow change before a drop, or after the last."""
+    """A phase of slow change before a drop, or after the last one."""
 
     start: float
     end: float
-    level: float  # the median of the curve there
+    level: float  # median of the curve there
     error: float  # its standard error
 
 
 @dataclass(frozen=True)
 class Drop:
-    """A fall that is faster than what was before."""
+    """A fall that is faster than the phase before."""
 
     time: float  # half way from ``before`` to ``after``
-    error: float  # its standard error, by noise, by the distance of points, and by where a plateau ends
-    start: float  # a tenth of the way, and nine tenths
+    error: float  # its standard error, from noise, the distance of points, and the uncertainty of the plateau's end
+    start: float  # times at a tenth and at nine tenths of the way
     end: float
-    before: float  # the plateau before, and the one after, both as they would be at ``time``
+    before: float  # the plateaus before and after, extrapolated to ``time``
     after: float
-    evidence: float  # by how much chi^2 is worse if there is no such drop
-    ended: bool = True  # False: the curve stops while it falls
+    evidence: float  # increase of chi^2 without this drop
+    ended: bool = True  # False if the curve ends during the fall
 
     @property
     def height(self) -> float:
@@ -67,7 +67,7 @@ class Drop:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Two standard errors to both sides, within the drop's plateaus."""
+        """Two standard errors on both sides, within the drop's plateaus."""
         return self.time - 2 * self.error, self.time + 2 * self.error
 
     def __str__(self) -> str:
@@ -78,11 +78,11 @@ class Drop:
 
 @dataclass(frozen=True)
 class Stages:
-    """The plateaus and the drops of a curve, in the order of time."""
+    """The plateaus and the drops of a curve, in order of time."""
 
     drops: tuple[Drop, ...]
     plateaus: tuple[Plateau, ...]
-    first: float  # the first step that was seen, and the last
+    first: float  # first and last step of the curve
     last: float
 
     def __len__(self) -> int:
@@ -109,32 +109,34 @@ class Stages:
 
 def find(steps: ArrayLike, values: ArrayLike, *, time: Scale = "linear", scale: Scale = "linear", level: float = LEVEL,
          least: float = LEAST) -> Stages:
-    """The stages of a curve that falls. ``level``: how often a convex curve with normal noise may show one. ``least``: the share
-    of the curve's range by which a plateau must stand above the line under it.
+    """Find the stages of a falling curve. ``level``: the probability that a convex curve with normal noise shows one. ``least``:
+    the share of the curve's range by which a plateau must stand above the line under it.
 
-    ``scale="log"`` looks at the logarithm of the values, where later and smaller drops weigh as much as the first. ``time="log"``
-    calls a fall a drop that accelerates in log(step): each decaying exponential of a linear model is one, power laws are not.
+    ``scale="log"`` analyses the logarithm of the values, so that later and smaller drops count as much as the first. With
+    ``time="log"`` a drop is a fall that accelerates in log(step): this includes each decaying exponential of a linear model, but
+    not power laws.
     """
     t, y = _curve(steps, values)
     if y.ndim > 1:
-        raise SelectionError(f"values of shape {y.shape}: one curve at a time has stages; of several skills, emergence says "
-                             f"when each is there.")
+        raise SelectionError(f"values of shape {y.shape}: give one curve at a time. For the emergence times of several skills "
+                             f"use emergence.")
     for name, kind in (("time", time), ("scale", scale)):
         if kind not in ("linear", "log"):
-            raise SelectionError(f"{name}={kind!r}: 'linear' or 'log' is needed.")
+            raise SelectionError(f"{name}={kind!r}: use 'linear' or 'log'.")
     for name, share in (("level", level), ("least", least)):
         if not 0 < share < 1:
-            raise SelectionError(f"{name}={share!r}: a share above 0 and below 1 is needed.")
+            raise SelectionError(f"{name}={share!r}: give a share above 0 and below 1.")
     if time == "log" and t[0] == 0:
         t, y = t[1:], y[1:]  # step 0 has no logarithm
     for name, kind, column in (("steps", time, t), ("values", scale, y)):
         if kind == "log" and not column.min() > 0:
-            raise SelectionError(f"{name} down to {column.min():g} have no logarithm: all must be above 0, or leave "
+            raise SelectionError(f"{name} down to {column.min():g} have no logarithm: give values above 0, or leave "
                                  f"{'time' if name == 'steps' else 'scale'}='linear'.")
     _enough(t)
     if np.ptp(y) <= 1e-12 * np.abs(y).max():
         return Stages((), (), float(t[0]), float(t[-1]))
-    unit = 2.0 ** math.floor(math.log2(np.abs(y).max())) if scale == "linear" else 1.0  # squares of huge values are no numbers
+    # avoids overflow of squares of huge values
+    unit = 2.0 ** math.floor(math.log2(np.abs(y).max())) if scale == "linear" else 1.0
     x, z = np.log(t) if time == "log" else t, np.log(y) if scale == "log" else y / unit
     curve = binned(x, z)
     drops = _drops(x, z, fewest(curve, bar(len(curve.t), level), least), least)
@@ -143,10 +145,10 @@ def find(steps: ArrayLike, values: ArrayLike, *, time: Scale = "linear", scale: 
 
 
 def stages_of(run: Any, **options: Any) -> dict[str, Stages]:
-    """Of every curve of a run (``richter.runs.open``) that has ``loss`` in its name and points enough. Where a loss falls by more
-    than a factor of 50, its logarithm is looked at, unless ``scale`` is given."""
-    seen = {name: stages_in(run.scalar(name), **options) for name in run.names if is_loss(name)}
-    return {name: stages for name, stages in seen.items() if stages is not None}
+    """Stages of every curve of a run (``richter.runs.open``) with ``loss`` in its name and enough points. If a loss falls by more
+    than a factor of 50, its logarithm is analysed, unless ``scale`` is given."""
+    stages_by_name = {name: stages_in(run.scalar(name), **options) for name in run.names if is_loss(name)}
+    return {name: stages for name, stages in stages_by_name.items() if stages is not None}
 
 
 def is_loss(name: str) -> bool:
@@ -154,10 +156,10 @@ def is_loss(name: str) -> bool:
 
 
 def stages_in(series: Sequence[Any], **options: Any) -> Stages | None:
-    """Of a curve as runs keep it, steps and values; None of one that has too few numbers."""
+    """Stages of a curve as runs store it, steps and values; None if it has too few numbers."""
     t, y = (np.asarray(column, np.float64) for column in series[:2])
-    known = np.isfinite(y)
-    t, y = t[known], y[known]
+    finite = np.isfinite(y)
+    t, y = t[finite], y[finite]
     if len(t) < FEWEST:
         return None
     wide = y.min() > 0 and y.max() > LEVELS * y.min()
@@ -165,18 +167,19 @@ def stages_in(series: Sequence[Any], **options: Any) -> Stages | None:
 
 
 def _drops(x: Numbers, z: Numbers, shape: Shape, least: float) -> list[Drop]:
-    """Each as a smooth step on a line, fitted to the points between the middles of its plateaus."""
+    """Fit each drop as a smooth step on a line, to the points between the middles of its plateaus."""
     feet = [excursion(shape.t, shape.y, shape.structure, j)[1:] for j in range(len(shape.structure))]
     room, lows = least * float(np.ptp(shape.y)), np.minimum.accumulate(shape.y)
     drops = []
     for j, (a, b, c) in enumerate(feet):
         after = shape.t[feet[j + 1][1]] if j + 1 < len(feet) else shape.t[-1]
         left, right = _window(shape.curve.t, *map(float, (shape.t[a], shape.t[b], shape.t[c], after)))
-        first, last = shape.curve.t[0], shape.curve.t[-1]  # means of bins, beyond which there are points
+        # these are means of bins, and the first and last bins contain further points
+        first, last = shape.curve.t[0], shape.curve.t[-1]
         step = located(x, z, (float(x[0]) if left <= first else left, float(x[-1]) if right >= last else right))
-        if lows[b] - step.after < max(room, (step.before - step.after) / 2):  # the end of a spike comes back to where it began
+        if lows[b] - step.after < max(room, (step.before - step.after) / 2):  # a spike ends at the level where it began
             continue
-        if (x > step.time - SPAN / 2 * step.width).sum() < 2:  # the last point alone may be a slip
+        if (x > step.time - SPAN / 2 * step.width).sum() < 2:  # a single last point may be an outlier
             continue
         ended = shape.structure[j][1] < len(shape.t) - 2
         drops.append(Drop(step.time, math.hypot(step.error, BLUR * SPAN * step.width), step.time - SPAN / 2 * step.width,
@@ -185,7 +188,7 @@ def _drops(x: Numbers, z: Numbers, shape: Shape, least: float) -> list[Drop]:
 
 
 def _window(t: Numbers, foot: float, shoulder: float, own: float, after: float) -> tuple[float, float]:
-    """Twice the duration of a drop and at least a dozen points to both sides, but not beyond the middles of its plateaus."""
+    """Window of twice the duration of a drop and at least a dozen points on both sides, within the middles of its plateaus."""
     b, c = (int(np.searchsorted(t, v)) for v in (shoulder, own))
     left, right = (t[max(0, b - 12)], t[min(len(t) - 1, c + 12)])
     return (max((foot + shoulder) / 2, min(left, shoulder - 2 * (own - shoulder))),
@@ -204,7 +207,7 @@ def _plateaus(x: Numbers, z: Numbers, drops: Sequence[Drop]) -> list[Plateau]:
 
 
 def _back(stage: Any, time: Scale, scale: Scale, unit: float) -> Any:
-    """Times and levels from their logarithms, and from multiples of a unit."""
+    """Convert times and levels back from logarithms and units."""
     if time == "log":
         t = math.exp(stage.time) if isinstance(stage, Drop) else 0.0
         stage = replace(stage, start=math.exp(stage.start), end=math.exp(stage.end),
@@ -215,13 +218,13 @@ def _back(stage: Any, time: Scale, scale: Scale, unit: float) -> Any:
     return replace(stage, **levels, **({"error": size * stage.error} if isinstance(stage, Plateau) else {}))
 
 
-# ------------------------------------------------------------------------------------- when skills emerge, and predictions of it
+# ------------------------------------------------------------------------------------------------- emergence and predictions
 
 @dataclass(frozen=True)
-class Emergence:
-    """When each of several curves came to a share of its last value: arrays, with one entry for each curve."""
+class EmergenceTimes:
+    """Times at which each of several curves reached a share of its last value: arrays with one entry per curve."""
 
-    times: Float[np.ndarray, " skill"]  # infinite where it never did
+    times: Float[np.ndarray, " skill"]  # infinite if it never did
     errors: Float[np.ndarray, " skill"]
     finals: Float[np.ndarray, " skill"]
     share: float
@@ -234,38 +237,37 @@ class Emergence:
 
 
 def emergence(steps: ArrayLike, values: ArrayLike, *, share: float = 0.5, final: ArrayLike | None = None,
-              time: Scale = "linear") -> Emergence:
-    """When rising curves ``values`` [skill, t] (or one of them [t]), the strengths of skills or of modes, come to a ``share`` of
-    their ``final`` values; without these, of their medians over the last tenth.
+              time: Scale = "linear") -> EmergenceTimes:
+    """Find when rising curves ``values`` [skill, t] (or one curve [t]), e.g. strengths of skills or modes, reach a ``share`` of
+    their ``final`` values (default: their medians over the last tenth).
 
-    Between two points a curve is straight (``time="log"``: in log(step)). What goes up and down by noise is made to rise by
-    isotonic regression. The error is half the time from one standard deviation of the noise below to one above, and the distance
-    of points.
+    Curves are interpolated linearly (``time="log"``: in log(step)). Noisy curves are made monotonic by isotonic regression. The
+    error combines half the time from one standard deviation of the noise below to one above, and the distance of points.
     """
     t, y = _curve(steps, values)
     _enough(t)
     if y.ndim > 2:
-        raise SelectionError(f"values of shape {y.shape}: curves [skill, t], or one curve [t], are needed.")
+        raise SelectionError(f"values of shape {y.shape}: give curves [skill, t], or one curve [t].")
     if not 0 < share < 1:
-        raise SelectionError(f"share={share!r}: a share of the last value above 0 and below 1 is needed.")
+        raise SelectionError(f"share={share!r}: give a share of the last value above 0 and below 1.")
     if time not in ("linear", "log"):
-        raise SelectionError(f"time={time!r}: 'linear' or 'log' is needed.")
+        raise SelectionError(f"time={time!r}: use 'linear' or 'log'.")
     y = np.atleast_2d(y)
     last = np.median(y[:, -max(3, len(t) // 10):], 1)
     goals = np.asarray(last if final is None else final, np.float64)
     if goals.ndim > 1 or goals.size not in (1, len(y)):
-        raise SelectionError(f"final of shape {goals.shape} for {len(y)} curves: one value for each, or one for all, is needed.")
+        raise SelectionError(f"final of shape {goals.shape} for {len(y)} curves: give one value for each, or one for all.")
     finals = np.broadcast_to(goals, len(y))
     if not (finals > 0).all():
-        raise SelectionError(f"a curve that ends at {finals.min():.3g} has no share to come to: skills that emerge rise from 0. "
-                             f"Of a loss give what has been learned, loss[0] - loss; of a skill that is not there yet, final= "
-                             f"says where it goes.")
+        raise SelectionError(f"a curve that ends at {finals.min():.3g} never reaches a share of it: skills that emerge rise from "
+                             f"0. For a loss give what has been learned, loss[0] - loss; for a skill that is not yet learned, "
+                             f"give its limit with final=.")
     both = np.array([_crossing(t, row, share * goal, time) for row, goal in zip(y, finals, strict=True)])
-    return Emergence(both[:, 0], both[:, 1], np.array(finals), share, float(t[-1]))
+    return EmergenceTimes(both[:, 0], both[:, 1], np.array(finals), share, float(t[-1]))
 
 
 def _crossing(t: Numbers, y: Numbers, goal: float, time: Scale) -> tuple[float, float]:
-    """Of a curve with a level, and its standard error."""
+    """Time at which a curve crosses a level, and its standard error."""
     rising = np.asarray(isotonic_regression(y).x)
     if rising[-1] < goal:
         return math.inf, math.nan
@@ -289,14 +291,14 @@ def _at(t: Numbers, rising: Numbers, level: float, time: Scale) -> float:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Measured against predicted times."""
+    """Comparison of measured with predicted times."""
 
-    decades: Float[np.ndarray, " skill"]  # log10(measured / predicted); NaN where one of them is not there
-    rank: float  # Kendall's tau: 1 if the order is the predicted one; NaN of fewer than two
+    decades: Float[np.ndarray, " skill"]  # log10(measured / predicted); NaN if one of them is missing
+    rank: float  # Kendall's tau: 1 if the order is the predicted one; NaN for fewer than two times
 
     @property
     def typical(self) -> float:
-        """The median error in decades, whatever its sign."""
+        """Median absolute error in decades."""
         return float(np.nanmedian(np.abs(self.decades)))
 
     @property
@@ -314,58 +316,58 @@ class Agreement:
 
 
 def agreement(measured: ArrayLike, predicted: ArrayLike) -> Agreement:
-    """Errors in decades of times of the same skills in the same order, and whether they come in the predicted order. Times that
-    are NaN or infinite (never reached) are counted as missing. Of stages, whose number may differ:
+    """Compare times of the same skills in the same order: errors in decades, and the rank correlation. Times that are NaN or
+    infinite (never reached) count as missing. For stages, whose number may differ, use
     ``agreement(matched(times, predicted), predicted)``."""
-    a, b = (np.atleast_1d(np.asarray(given, np.float64)) for given in (measured, predicted))
+    a, b = (np.atleast_1d(np.asarray(times, np.float64)) for times in (measured, predicted))
     if a.shape != b.shape or a.ndim != 1:
-        raise SelectionError(f"measured times of shape {a.shape} and predicted ones of {b.shape}: one of each for every skill "
-                             f"is needed. Stages, of which there may be more or fewer, are assigned by matched(...).")
-    there = np.isfinite(a) & np.isfinite(b)
-    if not there.any() or not (np.minimum(a, b)[there] > 0).all():
-        raise SelectionError("times above 0 are needed, at least one that was both measured and predicted: an error in decades "
+        raise SelectionError(f"measured times of shape {a.shape} and predicted ones of {b.shape}: give one of each for every "
+                             f"skill. Stages may differ in number; assign them with matched(...).")
+    both_finite = np.isfinite(a) & np.isfinite(b)
+    if not both_finite.any() or not (np.minimum(a, b)[both_finite] > 0).all():
+        raise SelectionError("times must be above 0, and at least one must be both measured and predicted: an error in decades "
                              "is the logarithm of their ratio.")
     decades = np.full(len(a), np.nan)
-    decades[there] = np.log10(a[there] / b[there])
-    i, j = np.triu_indices(int(there.sum()), 1)
-    same = np.sign(a[there][i] - a[there][j]) * np.sign(b[there][i] - b[there][j])
+    decades[both_finite] = np.log10(a[both_finite] / b[both_finite])
+    i, j = np.triu_indices(int(both_finite.sum()), 1)
+    same = np.sign(a[both_finite][i] - a[both_finite][j]) * np.sign(b[both_finite][i] - b[both_finite][j])
     return Agreement(decades, float(same.mean()) if len(same) else math.nan)
 
 
 def matched(measured: ArrayLike, predicted: ArrayLike, within: float = 1.0) -> Float[np.ndarray, " predicted"]:
-    """The measured time of each predicted one: each is used once, the sum of errors in decades is the smallest, and NaN stands
-    where none is ``within`` so many decades."""
-    a, b = (np.atleast_1d(np.asarray(given, np.float64)) for given in (measured, predicted))
+    """Assign a measured time to each predicted one. Each is used once, and the sum of errors in decades is minimal; NaN if none
+    is within ``within`` decades."""
+    a, b = (np.atleast_1d(np.asarray(values, np.float64)) for values in (measured, predicted))
     for name, times in (("measured", a), ("predicted", b)):
         if not (times > 0).all() or not np.isfinite(times).all():
-            raise SelectionError(f"{name} times must be finite and above 0: they are compared by their logarithms.")
+            raise SelectionError(f"{name} times must be finite and above 0: their logarithms are compared.")
     if not within > 0:
-        raise SelectionError(f"within={within!r}: a number of decades above 0 is needed.")
+        raise SelectionError(f"within={within!r}: give a number of decades above 0.")
     off = np.minimum(np.abs(np.log10(a[:, None] / b)), 1e3 * within)
-    mine = np.full(len(b), np.nan)
+    assigned = np.full(len(b), np.nan)
     for i, j in zip(*linear_sum_assignment(np.where(off <= within, off, 1e3 * within)), strict=True):
         if off[i, j] <= within:
-            mine[j] = a[i]
-    return mine
+            assigned[j] = a[i]
+    return assigned
 
 
 def _curve(steps: ArrayLike, values: ArrayLike) -> tuple[Numbers, Numbers]:
     t, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
     if t.ndim != 1 or y.shape[-1:] != t.shape:
-        raise SelectionError(f"steps of shape {t.shape} with values of shape {y.shape}: one value for every step is needed.")
+        raise SelectionError(f"steps of shape {t.shape} with values of shape {y.shape}: give one value for every step.")
     if not np.isfinite(t).all() or not (np.diff(t) > 0).all():
-        raise SelectionError("steps must be finite and rise from each point to the next: sort the points, and leave out those "
-                             "that are there twice.")
+        raise SelectionError("steps must be finite and increase from point to point: sort the points, and remove "
+                             "duplicates.")
     if not np.isfinite(y).all():
-        raise SelectionError(f"{(~np.isfinite(y)).sum()} of {y.size} values are NaN or infinite: a stage cannot be told from a "
-                             f"gap. Leave out steps that were not measured; a loss that has diverged has no stages after that.")
+        raise SelectionError(f"{(~np.isfinite(y)).sum()} of {y.size} values are NaN or infinite, and a stage could be a gap. "
+                             f"Leave out steps without a measurement, and everything after a loss has diverged.")
     return t, y
 
 
 def _enough(t: Numbers) -> None:
     if len(t) < FEWEST:
-        raise SelectionError(f"a curve of {len(t)} points is too short to tell a stage from noise: {FEWEST} are needed at least, "
-                             f"some of them on each plateau. Log more often.")
+        raise SelectionError(f"a curve of {len(t)} points is too short to tell a stage from noise: it needs at least {FEWEST} "
+                             f"points, some of them on each plateau. Log more often.")
 
 
 def _step(t: float) -> str:

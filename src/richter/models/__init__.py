@@ -1,4 +1,4 @@
-"""Small, plain networks of the papers."""
+"""Small, plain networks used in the papers."""
 
 from __future__ import annotations
 

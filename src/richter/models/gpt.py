@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     def __init__(self, d: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -22,14 +22,14 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Token ids [n, T] -> logits [n, T, vocabulary]."""
+    """Map token ids [n, T] to logits [n, T, vocabulary]."""
 
     def __init__(self, vocabulary: int, context: int, d: int = 128, depth: int = 2, heads: int = 4, seed: int = 0) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.token, self.position = nn.Embedding(vocabulary, d), nn.Embedding(context, d)
-            self.blocks = nn.Sequential(*(Block(d, heads) for _ in range(depth)))
+            self.blocks = nn.Sequential(*(TransformerBlock(d, heads) for _ in range(depth)))
             self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, vocabulary, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:

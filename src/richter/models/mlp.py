@@ -11,9 +11,9 @@ from torch import nn
 
 def mlp(widths: Sequence[int], activation: Callable[[], nn.Module] = nn.ReLU, bias: bool = True, scale: float = 1.0,
         seed: int | None = None) -> nn.Sequential:
-    """Linear layers of the given widths with an activation between them: ``mlp([64, 128, 10])``.
+    """Make linear layers of the given widths with an activation between them: ``mlp([64, 128, 10])``.
 
-    Torch's own initialisation, drawn from ``seed`` (the global stream when None), every weight times ``scale``:
+    The initialisation is torch's own, drawn from ``seed`` (None: the global stream), with every weight multiplied by ``scale``:
     small scales learn features, large ones stay close to their initial kernel.
     """
     if len(widths) < 2:

@@ -1,4 +1,4 @@
-"""The small transformer on which late generalisation was first seen: it reads "a o b =" and names the number that follows."""
+"""The small transformer on which grokking was first observed: it reads "a o b =" and predicts the number that follows."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from richter.models.gpt import Block
+from richter.models.gpt import TransformerBlock
 
 
-class ReluBlock(Block):
+class ReluBlock(TransformerBlock):
     """The block of ``GPT`` with a ReLU."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -21,23 +21,24 @@ class ReluBlock(Block):
 
 
 class ModularTransformer(nn.Module):
-    """Token ids [n, 4] -> logits [n, p] at the sign of equality: the numbers from 0 to p - 1 are classes, and with the operation
-    and the sign of equality the vocabulary (``tasks.modular_arithmetic(p).tokens``).
+    """Map token ids [n, 4] to logits [n, p] at the equality sign. The classes are the numbers from 0 to p - 1. The vocabulary
+    also contains the operation and the equality sign (``tasks.modular_arithmetic(p).tokens``).
 
-    A decoder with pre-norm blocks, causal attention and learned positions; the read-out has no bias and sees the last position
-    alone, so that ``head`` reads one vector of d features for each pair.
+    It is a decoder with pre-norm blocks, causal attention and learned positions. The read-out has no bias and reads only the last
+    position, so ``head`` reads one vector of d features per pair.
     """
 
     def __init__(self, p: int, d: int, depth: int, heads: int) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(p + 2, d), nn.Embedding(4, d)
         for table in (self.token, self.position):
-            nn.init.normal_(table.weight, std=d ** -0.5)  # vectors of length 1: torch's own, sqrt(d) long, drown what blocks add
+            # vectors of length 1; torch's default length sqrt(d) would dominate the output of the blocks
+            nn.init.normal_(table.weight, std=d ** -0.5)
         self.blocks = nn.Sequential(*(ReluBlock(d, heads) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, p, bias=False)
 
     def features(self, ids: Int[Tensor, "n T"]) -> Float[Tensor, "n d"]:
-        """What the read-out reads."""
+        """Return the input of the read-out."""
         x = self.token(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
         return self.norm(self.blocks(x)[:, -1])
 
@@ -46,7 +47,7 @@ class ModularTransformer(nn.Module):
 
 
 def modular_transformer(p: int, d: int = 128, depth: int = 2, heads: int = 4, seed: int = 0) -> ModularTransformer:
-    """The transformer for numbers modulo ``p``, drawn from ``seed``: two blocks of four heads, as of Power and others (2022)."""
+    """Make the transformer for numbers modulo ``p``, drawn from ``seed``: two blocks of four heads, as in Power et al. (2022)."""
     if p < 2 or d < 1 or heads < 1 or depth < 1 or d % heads:
         raise ValueError(f"modular_transformer(p={p}, d={d}, depth={depth}, heads={heads}): two numbers, a block and a head at "
                          f"least are needed, and d divided by the number of heads.")

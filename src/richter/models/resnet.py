@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 
-class Block(nn.Module):
-    """x + f(x) with two convolutions in f; where sizes change, x goes through one of 1 x 1."""
+class ResidualBlock(nn.Module):
+    """The block x + f(x) with two convolutions in f; if sizes change, x passes a 1 x 1 convolution."""
 
     def __init__(self, d_in: int, d_out: int, stride: int) -> None:
         super().__init__()
@@ -23,14 +23,14 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Blocks one after another, the mean over positions, a read-out."""
+    """A convolution, residual blocks, the mean over positions, and a read-out."""
 
     def __init__(self, widths: tuple[int, ...], classes: int, channels: int) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0])
         before = (widths[0], *widths[:-1])
         self.blocks = nn.Sequential(*(block for i, (a, b) in enumerate(zip(before, widths, strict=True))
-                                      for block in (Block(a, b, 2 if i else 1), Block(b, b, 1))))
+                                      for block in (ResidualBlock(a, b, 2 if i else 1), ResidualBlock(b, b, 1))))
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class ResNet(nn.Module):
 
 
 def resnet18(classes: int = 10, channels: int = 3, width: float = 1.0, seed: int = 0) -> ResNet:
-    """``width`` multiplies the number of channels of every layer."""
+    """Make a ResNet-18. ``width`` multiplies the number of channels of every layer."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return ResNet(tuple(max(1, round(w * width)) for w in (64, 128, 256, 512)), classes, channels)

@@ -9,7 +9,7 @@ WIDTHS = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512,
 
 
 def vgg11(classes: int = 10, channels: int = 3, width: float = 1.0, seed: int = 0) -> nn.Sequential:
-    """``width`` multiplies the number of channels of every layer."""
+    """Make a VGG-11. ``width`` multiplies the number of channels of every layer."""
     layers: list[nn.Module] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

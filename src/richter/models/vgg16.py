@@ -10,7 +10,7 @@ STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels, convolut
 
 
 def vgg16(classes: int = 10, channels: int = 3, width: float = 1.0, seed: int = 0, *, norm: bool = True) -> nn.Sequential:
-    """``width`` multiplies the number of channels of every layer; ``norm``: with batch normalisation."""
+    """Make a VGG-16. ``width`` multiplies the number of channels of every layer; ``norm``: with batch normalisation."""
     layers: list[nn.Module] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

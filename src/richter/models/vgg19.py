@@ -9,7 +9,7 @@ STAGES = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))  # channels, convolut
 
 
 def vgg19(classes: int = 10, channels: int = 3, width: float = 1.0, seed: int = 0) -> nn.Sequential:
-    """``width`` multiplies the number of channels of every layer."""
+    """Make a VGG-19. ``width`` multiplies the number of channels of every layer."""
     layers: list[nn.Module] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

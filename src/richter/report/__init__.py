@@ -1,4 +1,4 @@
-"""Pictures of measurements. Reads tables, never imports torch.
+"""Reports, figures and the dashboard. This package reads tables and never imports torch.
 
 >>> richter.report.html.report(runs, "report.html"); richter.report.server.serve("runs"); richter.report.figures.curves(run)
 """

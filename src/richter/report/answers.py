@@ -1,4 +1,4 @@
-"""What the dashboard's page asks for, by the word after ``api/``: what the runs hold, and what its views show of them."""
+"""Answers to the requests of the dashboard's page, by the path after ``api/``: the contents of runs, and their views."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from richter.report.views import Answer, Panel, tabs
 
 
 def run(runs: Chosen, query: Query) -> Any:
-    """What one run holds: its measures in the order of the report, with what their cards say, layers and scalars, and which
-    measures to show first."""
+    """Return the contents of one run: measures in the order of the report with the texts of their cards, layers, scalars, and
+    the measures that the page shows first."""
     name, opened = runs.one()
-    kept = cards_of(opened)
-    measures = [m for *_, mine in panels(opened.measures, kept) for m in mine]
-    cards = {m: card(m, kept) for m in measures}
+    run_cards = cards_of(opened)
+    measures = [m for *_, panel in panels(opened.measures, run_cards) for m in panel]
+    cards = {m: card(m, run_cards) for m in measures}
     return {"run": name, "measures": measures, "layers": opened.layers, "scalars": opened.names,
             "cards": {m: {"title": c.heading, "sentence": c.sentence} for m, c in cards.items()},
             "first": [m for m in SHOWN_FIRST if m in measures] or measures[:len(SHOWN_FIRST)]}
 
 
 def views(runs: Chosen, query: Query) -> Any:
-    """The tabs, in their order, and the script that draws each."""
+    """Return the tabs, in their order, with the script that draws each of them."""
     return {"views": [{"name": v.name, "title": v.title, "script": v.script} for v in tabs()]}
 
 
 def answers() -> dict[str, Answer]:
-    """By the word after ``api/``."""
-    known: dict[str, Answer] = {"run": run, "views": views}
+    """Map each path after ``api/`` to the function that answers it."""
+    handlers: dict[str, Answer] = {"run": run, "views": views}
     for view in tabs():
         for path, answer in ((view.name, view.answer), *view.more.items()):
-            if path in known or path == "runs":
+            if path in handlers or path == "runs":
                 raise SelectionError(f"the view {view.name!r} answers to {path!r}, and so does another. Choose another name.")
-            known[path] = answer
-    return known
+            handlers[path] = answer
+    return handlers
 
 
 def answered(path: str, answer: Answer, runs: Chosen, query: Query) -> Any:
-    """The answer about these runs. What goes wrong in reading a file of unknown origin is said in a sentence."""
+    """Return the answer about these runs. An error while reading a file of unknown origin becomes one sentence."""
     try:
         with runs:
             reply = answer(runs, query)
@@ -49,8 +49,8 @@ def answered(path: str, answer: Answer, runs: Chosen, query: Query) -> Any:
     except RichterError:
         raise
     except DAMAGE as why:
-        raise StoreError(f"{path!r} cannot be shown of the run {runs.current!r}: {type(why).__name__}: {why}. Either the run is "
-                         f"damaged, or the view does not expect what it holds.") from why
+        raise StoreError(f"the view {path!r} cannot show the run {runs.current!r}: {type(why).__name__}: {why}. Either the run "
+                         f"is damaged, or the view expects other contents.") from why
 
 
 def _are_panels(reply: Any) -> bool:

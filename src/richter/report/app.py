@@ -1,4 +1,4 @@
-"""The dashboard as an application: its page, its scripts, and what the page asks for. Needs the extra ``dashboard``."""
+"""The dashboard as a web application: its page, its scripts and its answers. It needs the extra ``dashboard``."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from starlette.types import ASGIApp
 
 from richter.core import RichterError, SelectionError, StoreError
 from richter.report.answers import answered, answers
-from richter.report.guard import Guard
+from richter.report.guard import AccessGuard
 from richter.report.query import Query
 from richter.report.shelf import Chosen, Shelf
 from richter.report.views import Picture, Sheet
 
 STATIC = Path(__file__).parent / "static"
 PICTURES = {"svg": "image/svg+xml", "png": "image/png"}
-ALONE = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"  # the policy of a picture
+ALONE = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"  # content security policy of an image
 
 
 def application(store: str | os.PathLike[str], host: str, token: str | None) -> ASGIApp:
     shelf = Shelf(store)
 
-    def api(request: Request) -> Response:  # not async: Starlette gives it a thread
+    def api(request: Request) -> Response:  # not async: Starlette runs it in a thread
         path = request.path_params["path"]
         return _runs(shelf, request) if path == "runs" else _answer(shelf, request, path)
 
@@ -44,33 +44,33 @@ def application(store: str | os.PathLike[str], host: str, token: str | None) -> 
                             Route("/api/{path}", api)],
                     exception_handlers={RichterError: _sorry, HTTPException: _sorry})
     app.router.redirect_slashes = False
-    return Guard(app, host, token)
+    return AccessGuard(app, host, token)
 
 
 def _runs(shelf: Shelf, request: Request) -> Response:
-    """Every run: name, status, last step, times, and a mark that differs when there is something new."""
+    """Return all runs: name, status, last step, times, and a mark that changes when the run has new data."""
     lines = shelf.listing.text()
     head = f'{{"store":{json.dumps(shelf.given)},"now":{time.time()},"runs":'
     return _tagged(request, lines, lambda: Written(f"{head}{lines}}}"))
 
 
 class Written(NamedTuple):
-    """A reply that is JSON already."""
+    """A reply that is already JSON text."""
 
     text: str
 
 
 def _answer(shelf: Shelf, request: Request, path: str) -> Response:
-    known = answers()
-    if path not in known:
+    handlers = answers()
+    if path not in handlers:
         raise HTTPException(404, f"no view answers to {path[:100]!r}")
     query = Query(request.query_params.multi_items())
     runs = Chosen(shelf, query.several("run"))
-    return _tagged(request, runs.mark, lambda: answered(path, known[path], runs, query))
+    return _tagged(request, runs.mark, lambda: answered(path, handlers[path], runs, query))
 
 
 def _tagged(request: Request, state: str, compute: Callable[[], Any]) -> Response:
-    """Nothing but 304 if the browser has the answer for this state already."""
+    """Return status 304 without a body if the browser already has the answer for this state."""
     tag = f'"{hashlib.sha256(repr((state, request.url.query)).encode("utf-8", "replace")).hexdigest()[:24]}"'
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"ETag": tag})
@@ -88,7 +88,7 @@ def _json(reply: Any, status: int = 200, headers: dict[str, str] | None = None) 
     try:
         text = json.dumps(reply, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as why:
-        raise StoreError(f"what this view answers is no JSON: {why}. A view of your own answers with panels: Curves, Table, "
+        raise StoreError(f"the answer of this view cannot be written as JSON: {why}. Let your view return panels: Curves, Table, "
                          f"Words.") from why
     return Response(text, status, headers, media_type="application/json")
 
@@ -103,7 +103,7 @@ def _table(name: str, header: Iterable[Any], rows: Iterable[Iterable[Any]]) -> R
 
 
 def _cell(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula gets an apostrophe."""
+    """Put an apostrophe before a text that a spreadsheet would read as a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
@@ -112,7 +112,7 @@ def _page(_: Request) -> Response:
 
 
 def _plotly(request: Request) -> Response:
-    """plotly.js as the Python package brings it along; the package itself, which is slow to import, is not imported."""
+    """Serve plotly.js from the installed Python package. The package itself is slow to import, so it is not imported."""
     package = importlib.metadata.distribution("plotly")
     tag = f'"plotly-{package.version}"'
     if request.headers.get("if-none-match") == tag:

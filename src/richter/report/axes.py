@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from richter.core import WHOLE, Card
 from richter.report import plotdata
-from richter.report.looks import FAINT, LEGEND, Look, depth_map
+from richter.report.looks import FAINT, LEGEND, LineStyle, depth_map
 from richter.report.names import short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 10.6  # inches, of a full figure
+WIDTH = 10.6  # inches, width of a full figure
 
 
 def grid_of_panels(panels: int, across: int, width: float | None = None, height: float = 2.5) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels; with none of them, a sentence."""
+    """Return a figure with this number of panels; with zero panels it shows one sentence."""
     from matplotlib.figure import Figure
     columns = min(across, max(1, panels))
     rows = -(-max(1, panels) // columns)
@@ -34,7 +34,7 @@ def grid_of_panels(panels: int, across: int, width: float | None = None, height:
 
 
 def say_why(ax: Axes, notes: Iterable[str]) -> None:
-    """An empty panel says why: by the first note of its rows."""
+    """Write into an empty panel why it is empty: the first note of its rows."""
     import textwrap
     note = next((n for n in notes if n), "")
     words = textwrap.fill(f"no value: {note}" if note else "no value", 34, max_lines=5)
@@ -45,7 +45,8 @@ def say_why(ax: Axes, notes: Iterable[str]) -> None:
 
 
 def shows_whole_range(card: Card, low: float, high: float) -> bool:
-    """Does the axis of a measure show its whole range? If its card says so, and values from ``low`` to ``high`` lie in it."""
+    """Whether the axis of a measure shows its whole range: its card asks for it, and values from ``low`` to ``high`` lie in
+    it."""
     return card.whole and math.isfinite(card.bounds.low + card.bounds.high) and low in card.bounds and high in card.bounds
 
 
@@ -57,7 +58,7 @@ def same_height(axes: Sequence[Axes]) -> None:
 
 
 def same_width(axes: Sequence[Axes]) -> None:
-    """One range of steps for all panels that have curves."""
+    """Give all panels with curves the same range of steps."""
     drawn = [ax for ax in axes if ax.lines]
     if drawn:
         low, high = min(a.get_xlim()[0] for a in drawn), max(a.get_xlim()[1] for a in drawn)
@@ -66,7 +67,7 @@ def same_width(axes: Sequence[Axes]) -> None:
 
 
 def step_axis(ax: Axes, linear: float | None) -> None:
-    """A step axis from what is drawn: logarithmic after its first positive step when it spans decades."""
+    """Scale the step axis by its data: logarithmic after the first positive step if the steps span decades."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
     low, high = ax.dataLim.intervalx if ax.lines else (0.0, 1.0)
     if linear is not None and math.isfinite(high):
@@ -93,7 +94,7 @@ def step_text(step: float) -> str:
 
 
 def decade_ticks(ax: Axes, which: str = "xy") -> None:
-    """Ticks of logarithmic axes as text, 10 with a raised exponent where the number would be long."""
+    """Write ticks of logarithmic axes as text, as 10 with a raised exponent where the number would be long."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
     for axis in [a for w, a in (("x", ax.xaxis), ("y", ax.yaxis)) if w in which]:
         low, high = axis.get_view_interval()
@@ -104,7 +105,7 @@ def decade_ticks(ax: Axes, which: str = "xy") -> None:
 
 
 def plain_ticks(figure: Figure) -> None:
-    """Matplotlib's own ticks of logarithmic axes are mathematics, which is not read here: the same as text."""
+    """Replace Matplotlib's math text on ticks of logarithmic axes by plain text, because math text is not parsed here."""
     from matplotlib.ticker import FuncFormatter, LogFormatter, NullFormatter
     for axis in [a for ax in figure.axes for a in (ax.xaxis, ax.yaxis)]:
         if isinstance(axis.get_major_formatter(), LogFormatter):
@@ -121,9 +122,9 @@ def decade_text(v: float) -> str:
     return f"10{raised}" if abs(lead - 1) < 1e-6 else f"{lead:g}·10{raised}"
 
 
-def layer_key(figure: Figure, axes: Sequence[Axes], shown: Sequence[str], look: Mapping[str, Look],
+def layer_key(figure: Figure, axes: Sequence[Axes], shown: Sequence[str], look: Mapping[str, LineStyle],
               layers: Sequence[str]) -> None:
-    """A legend for a few layers; for many a bar of colours along depth with some of the names."""
+    """Draw a legend for a few layers, or, for many layers, a colour bar over depth with some of the names."""
     inner = [k for k in layers if k != WHOLE]
     if len(inner) <= LEGEND or not axes:
         key(figure, {k: look[k] for k in shown}, "layer")
@@ -143,8 +144,8 @@ def layer_key(figure: Figure, axes: Sequence[Axes], shown: Sequence[str], look: 
         key(figure, {WHOLE: look[WHOLE]}, "")
 
 
-def key(figure: Figure, looks: Mapping[str, Look], title: str) -> None:
-    """A legend below all panels, in as many columns as its longest name leaves room for."""
+def key(figure: Figure, looks: Mapping[str, LineStyle], title: str) -> None:
+    """Draw a legend below all panels, with as many columns as the longest name allows."""
     from matplotlib.lines import Line2D
     if not looks:
         return
@@ -156,4 +157,4 @@ def key(figure: Figure, looks: Mapping[str, Look], title: str) -> None:
                            ncols=columns, frameon=False, handlelength=2.2, columnspacing=1.6,
                            borderpad=0.0, borderaxespad=0.2)
     for text, name in zip(legend.get_texts(), names, strict=True):
-        text.set_text(name)  # afterwards: as a label, a name that begins with _ would be left out
+        text.set_text(name)  # set afterwards: Matplotlib hides a label that begins with _

@@ -1,4 +1,4 @@
-"""The claims of a run as report and dashboard show them: texts, read from what an experiment writes (Finding.record)."""
+"""The claims of a run as text for report and dashboard, read from the records of an experiment (Finding.record)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from richter.report.plotdata import flat
 
 KEYS = {"text", "paper", "source", "expect", "value", "holds", "verdict"}
-SEEDS = {"over", "by", "n", "values", "interval", "coverage"}  # of a claim over seeds, all of them
-MORE = {"differs", "places", "was", "controls"}  # where there are any
+SEEDS = {"over", "by", "n", "values", "interval", "coverage"}  # keys of a claim over seeds, all of them required
+MORE = {"differs", "places", "was", "controls"}  # optional keys
 
 
 class Told(NamedTuple):
-    """A claim in words. ``holds`` is None, and everything is in the remark, if the record is none of ours."""
+    """A claim in words. If Richter did not write the record, ``holds`` is None and the remark contains everything."""
 
     text: str
     bar: str  # the interval in which the value must lie
@@ -30,13 +30,13 @@ def told(name: str, record: Mapping[str, Any]) -> Told:
         return Told(name, "", "", "", "", "; ".join(f"{k}: {v}" for k, v in flat(record).items()), None)
     low, high = record["expect"]
     value = "" if record["value"] is None else f"{record['value']:.4g}{over_seeds(record)}"
-    was = f"Once: {record['was']}" if record.get("was") else ""
+    was = f"Earlier: {record['was']}" if record.get("was") else ""
     return Told(record["text"], _bar(low, high), value, record["paper"], record["verdict"],
                 ". ".join(part for part in (record.get("differs", ""), was) if part), record["holds"])
 
 
 def over_seeds(record: Mapping[str, Any]) -> str:
-    """What follows the number of a claim over seeds: " [0.91, 0.95], median of 5 seeds". Nothing for other claims."""
+    """Text after the number of a claim over seeds: " [0.91, 0.95], median of 5 seeds". Empty for other claims."""
     if "over" not in record:
         return ""
     several = f"{record['n']} {record['over']}{'s' * (record['n'] != 1)}"
@@ -45,7 +45,7 @@ def over_seeds(record: Mapping[str, Any]) -> str:
 
 
 def _ours(record: Mapping[str, Any]) -> bool:
-    """Does it have the keys and kinds that Finding.record has?"""
+    """Whether the record has the keys and types that Finding.record writes."""
     if set(record) - MORE not in (KEYS, KEYS | SEEDS) or not _ends(record["expect"]):
         return False
     return ((record["value"] is None or _finite(record["value"])) and isinstance(record["holds"], bool)

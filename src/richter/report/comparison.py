@@ -1,5 +1,5 @@
-"""Two networks side by side, layer by layer: ``Comparison``, what ``richter.workflows.compare`` returns, and the same of what
-runs keep of their probes' features (``Observer(keep_features=...)``), without torch.
+"""Comparison of two networks, layer by layer. ``Comparison`` is the result of ``richter.workflows.compare``; ``between`` makes
+one, without torch, from the probe features that runs have stored (``Observer(keep_features=...)``).
 
 >>> between(run, other)                                # at their last steps
 >>> between(run, run, steps=(0, 1000)).plot()
@@ -30,18 +30,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Numbers = NDArray[np.float64]
-MOST = 2 * plotdata.ENTRIES  # entries of all Gram matrices of one step, which a small file may unpack to
-ROWS = 1024  # of a Gram matrix, as many as an Observer keeps: its eigenfunctions are computed while somebody waits
-FEATURES = 10  # leading eigenfunctions that are compared
+MOST = 2 * plotdata.ENTRIES  # entries of all Gram matrices of one step; a limit, because a small file may unpack to a huge one
+ROWS = 1024  # rows of a Gram matrix, as in Observer: its eigenfunctions are computed while the user waits
+FEATURES = 10  # number of leading eigenfunctions that are compared
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """How alike the features of the layers of two networks are, on the same examples.
+    """Similarity of the layers' features of two networks, on the same examples.
 
-    ``cka`` [a, b] centred kernel alignment of linear kernels; ``overlap`` [a, b] the mean squared cosine of the principal angles
-    between the leading eigenfunctions of two layers; ``cosines`` [a, b, r, s] between these, one by one (their signs say nothing;
-    NaN where a layer has fewer); ``shares`` of the variance that each of them has, [a, r] and [b, s]. Features are centred."""
+    ``cka`` [a, b]: centred kernel alignment of linear kernels. ``overlap`` [a, b]: mean squared cosine of the principal angles
+    between the leading eigenfunctions of two layers. ``cosines`` [a, b, r, s]: cosines between single eigenfunctions (their signs
+    mean nothing; NaN where a layer has fewer). ``shares`` [a, r] and [b, s]: share of the variance of each eigenfunction.
+    Features are centred."""
 
     names: tuple[str, str]
     layers: tuple[tuple[str, ...], tuple[str, ...]]
@@ -50,7 +51,7 @@ class Comparison:
     shares: tuple[Numbers, Numbers]
     rows: int
     debiased: bool = False
-    kind: str = "examples"  # what the rows are
+    kind: str = "examples"  # the kind of the rows
     notes: tuple[str, ...] = ()
 
     @property
@@ -61,12 +62,12 @@ class Comparison:
 
     @property
     def chance(self) -> float:
-        """The overlap of leading features that have nothing to do with each other."""
+        """Expected overlap of leading features that are unrelated."""
         return min(1.0, self.cosines.shape[-1] / max(1, self.rows - 1))
 
     def features(self, layer_a: str, layer_b: str) -> Numbers:
-        """Squared cosines between the leading eigenfunctions of two layers, one by one, [r, s]. Where two eigenvalues are nearly
-        equal their eigenfunctions are any mixture, and only the overlap of all is sure."""
+        """Squared cosines between single leading eigenfunctions of two layers, [r, s]. Where two eigenvalues are nearly equal,
+        their eigenfunctions are an arbitrary mixture, and only the overlap of all is reliable."""
         return _filled(self.cosines[self._place(layer_a, layer_b)] ** 2)
 
     def angles(self, layer_a: str, layer_b: str) -> Numbers:
@@ -89,11 +90,11 @@ class Comparison:
 
     @property
     def counterparts(self) -> list[tuple[str, str, float, float]]:
-        """Of each layer of the first network: the layer of the second by its place (where both have the same layers) or else the
-        one that is most alike, CKA and overlap."""
+        """For each layer of the first network: its name, the matching layer of the second, their CKA and overlap. The match is
+        the layer at the same place if both networks have the same layers, otherwise the most similar one."""
         a, b = self.layers
-        known = np.nan_to_num(self.cka, nan=-np.inf)
-        places = [b.index(k) if a == b else int(known[i].argmax()) for i, k in enumerate(a)]
+        cka = np.nan_to_num(self.cka, nan=-np.inf)
+        places = [b.index(k) if a == b else int(cka[i].argmax()) for i, k in enumerate(a)]
         overlap = self.overlap
         return [(a[i], b[j], float(self.cka[i, j]), float(overlap[i, j])) for i, j in enumerate(places)]
 
@@ -123,7 +124,7 @@ class Comparison:
 
 
 def _filled(pair: Numbers) -> Numbers:
-    """Without the rows and columns of features that are not there."""
+    """Drop rows and columns of missing features (all NaN)."""
     real = np.isfinite(pair)
     return pair[real.any(1)][:, real.any(0)]
 
@@ -132,28 +133,28 @@ def _number(v: float) -> str:
     return f"{v:.3f}" if np.isfinite(v) else "undefined"
 
 
-# --------------------------------------------------------------------------------------------------- what runs have kept
+# -------------------------------------------------------------------------------------------- features stored in runs
 
 
 def about(run: Run) -> dict[str, Any]:
-    """What a run says of the features that it has kept: a digest of the examples, their classes, the layers by depth."""
+    """Facts about the features that a run has stored: a digest of the examples, their classes, the layers by depth."""
     facts = run.about.get("features")
     return facts if isinstance(facts, dict) else {}
 
 
 def depth(run: Run) -> list[str]:
-    """The layers whose features a run has kept, from the input to the outputs."""
-    known = about(run).get("layers")
-    return [k for k in known if isinstance(k, str)] if isinstance(known, list) else []
+    """Layers whose features a run has stored, from the input to the outputs."""
+    layers = about(run).get("layers")
+    return [k for k in layers if isinstance(k, str)] if isinstance(layers, list) else []
 
 
 def steps_of(run: Run) -> list[int]:
-    """Those at which a run has kept the features of its probe."""
+    """Steps at which a run has stored the features of its probe."""
     return sorted({step for _, name, step in run.arrays if name == GRAM})
 
 
 def grams(run: Run, step: int) -> dict[str, Numbers]:
-    """Centred Gram matrices of what the layers read at a step, by depth."""
+    """Centred Gram matrices of the layers' inputs at a step, by depth."""
     order = {k: i for i, k in enumerate(depth(run))}
     layers = [k for k, name, s in run.arrays if name == GRAM and s == step]
     layers.sort(key=lambda k: order.get(k, len(order)))
@@ -166,61 +167,64 @@ def grams(run: Run, step: int) -> dict[str, Numbers]:
                          f"to {MOST:,} are compared. Keep features of fewer examples (keep_features=), or read them one by one "
                          f"with Run.array.")
     stored = ((k, plotdata.shown(run, GRAM, k, step).astype(np.float64)) for k in layers)
-    return {k: likeness.centred(K) for k, K in stored if np.isfinite(K).all()}  # what is stored is rounded
+    # stored values are rounded, so they are centred again
+    return {k: likeness.centred(K) for k, K in stored if np.isfinite(K).all()}
 
 
-class Kept(NamedTuple):
-    """What a run has kept of its features at a step: enough to compare it with another after the run is closed."""
+class StoredFeatures(NamedTuple):
+    """The features that a run has stored at one step: enough to compare it with another run after it is closed."""
 
     name: str
     step: int
     grams: dict[str, Numbers]
     examples: str  # a digest
-    kind: str = "examples"  # what the rows are
+    kind: str = "examples"  # the kind of the rows
 
     @property
     def title(self) -> str:
         return f"{self.name}, step {step_text(self.step)}"
 
 
-def kept(run: Run, step: int | None = None, name: str = "") -> Kept:
-    """At the last step at or before this one (None: of all) of which features were kept."""
+def kept(run: Run, step: int | None = None, name: str = "") -> StoredFeatures:
+    """Return the features stored at the last step at or before ``step``; ``None``: at the last step of all."""
     place = last_kept(run, step)
     facts = about(run)
     kind = "tokens" if facts.get("kind") == "tokens" else "examples"
-    return Kept(name or run.name, place, grams(run, place), str(facts.get("examples")), kind)
+    return StoredFeatures(name or run.name, place, grams(run, place), str(facts.get("examples")), kind)
 
 
 def between(a: Run, b: Run, steps: tuple[int | None, int | None] = (None, None), *, debiased: bool = False,
             features: int = FEATURES, layers: Sequence[str] | None = None) -> Comparison:
-    """Two runs, or two steps of one, by the features that they have kept of the same examples. A step that is None is the last
-    that was kept; another is the last kept at or before it. ``layers``: names or patterns; the outputs are always there."""
+    """Compare two runs, or two steps of one run, by the features that they stored of the same examples. A step of None is the
+    last stored step; a number means the last stored step at or before it. ``layers``: names or patterns; the outputs are always
+    included."""
     one, other = (_chosen(kept(run, step), layers) for run, step in zip((a, b), steps, strict=True))
     return of_kept(one, other, debiased=debiased, features=features)
 
 
-def _chosen(k: Kept, layers: Sequence[str] | None) -> Kept:
-    """Those of its layers that match, and the last, which is the outputs."""
+def _chosen(k: StoredFeatures, layers: Sequence[str] | None) -> StoredFeatures:
+    """Keep the layers that match, and the last layer, which is the outputs."""
     if layers is None:
         return k
-    *known, outputs = k.grams
-    mine = [layer for layer in known if any(matches(layer, pattern) for pattern in layers)]
-    if not mine:
-        raise unknown(k.name, "layer", ", ".join(layers), known)
-    return k._replace(grams={layer: k.grams[layer] for layer in (*mine, outputs)})
+    *hidden, outputs = k.grams
+    matching = [layer for layer in hidden if any(matches(layer, pattern) for pattern in layers)]
+    if not matching:
+        raise unknown(k.name, "layer", ", ".join(layers), hidden)
+    return k._replace(grams={layer: k.grams[layer] for layer in (*matching, outputs)})
 
 
-def of_kept(a: Kept, b: Kept, *, debiased: bool = False, features: int = FEATURES) -> Comparison:
+def of_kept(a: StoredFeatures, b: StoredFeatures, *, debiased: bool = False, features: int = FEATURES) -> Comparison:
     if a.examples != b.examples:
         raise SelectionError(f"the runs {a.name} and {b.name} have kept features of different examples, so that they have no "
                              f"rows in common. Watch both with the same Probe and the same keep_features=.")
-    seen = of_grams(a.grams, b.grams, (a.title, b.title), debiased=debiased, features=features, noise=likeness.SINGLE)
-    return replace(seen, kind=a.kind)
+    comparison = of_grams(a.grams, b.grams, (a.title, b.title), debiased=debiased, features=features, noise=likeness.SINGLE)
+    return replace(comparison, kind=a.kind)
 
 
 def drift(run: Run, most: int = 40) -> tuple[list[int], dict[str, Numbers]]:
-    """How far each layer has gone from its features of the first kept step: the debiased CKA with these, at no more than so many
-    steps, and at fewer where the matrices of all these would be many; the steps, and a curve for each layer."""
+    """How far each layer moved from the features of the first stored step: the debiased CKA with them, over steps. At most
+    ``most`` steps are used, and fewer if the matrices of all steps would need too much memory. Returns the steps, and a curve for
+    each layer."""
     steps = steps_of(run)
     if len(steps) < 2:
         return steps, {}
@@ -235,27 +239,27 @@ def drift(run: Run, most: int = 40) -> tuple[list[int], dict[str, Numbers]]:
 
 
 def last_kept(run: Run, step: int | None = None) -> int:
-    """The last step at or before this one (None: of all) of which features were kept."""
-    known = steps_of(run)
-    if not known:
+    """The last step at or before ``step`` (None: the last of all) at which features were stored."""
+    steps = steps_of(run)
+    if not steps:
         raise SelectionError(f"the run {run.name} has kept no features of its probe: watch with Observer(..., run=..., "
                              f"keep_features=64), or compare checkpoints with richter.workflows.compare.")
-    before = [s for s in known if step is None or s <= step]
+    before = [s for s in steps if step is None or s <= step]
     if not before:
         raise SelectionError(f"the run {run.name} has kept no features at or before step {step}; the first are of step "
-                             f"{known[0]}.")
+                             f"{steps[0]}.")
     return before[-1]
 
 
 def of_grams(a: Mapping[str, Numbers], b: Mapping[str, Numbers], names: tuple[str, str], *, debiased: bool = False,
              features: int = FEATURES, noise: float = likeness.NOISE) -> Comparison:
-    """From centred Gram matrices of the same rows."""
+    """Compare centred Gram matrices of the same rows."""
     values = _alike(a, b, debiased)
     if features < 1:
-        raise SelectionError(f"features={features}: how many leading eigenfunctions are compared, at least one.")
-    pairs = [[likeness.leading(K, features, noise) for K in mine.values()] for mine in (a, b)]
-    shares = [[v / max(np.trace(K), 1e-300) for (v, _), K in zip(mine, Ks.values(), strict=True)]
-              for mine, Ks in zip(pairs, (a, b), strict=True)]
+        raise SelectionError(f"features={features}: the number of leading eigenfunctions to compare must be at least 1.")
+    pairs = [[likeness.leading(K, features, noise) for K in network.values()] for network in (a, b)]
+    shares = [[v / max(np.trace(K), 1e-300) for (v, _), K in zip(network, Ks.values(), strict=True)]
+              for network, Ks in zip(pairs, (a, b), strict=True)]
     cosines = [[u.T @ w for _, w in pairs[1]] for _, u in pairs[0]]
     return Comparison(names, (tuple(a), tuple(b)), values, likeness.padded(cosines, features),
                       (likeness.padded_rows(shares[0], features), likeness.padded_rows(shares[1], features)),
@@ -266,10 +270,10 @@ def _alike(a: Mapping[str, Numbers], b: Mapping[str, Numbers], debiased: bool) -
     """CKA of every pair of layers."""
     sizes = {len(K) for K in (*a.values(), *b.values())}
     if not a or not b or len(sizes) != 1:
-        raise SelectionError(f"Gram matrices of {', '.join(map(str, sorted(sizes))) or 'no'} examples cannot be compared: the "
-                             f"same examples are needed for all.")
+        raise SelectionError(f"Gram matrices of {', '.join(map(str, sorted(sizes))) or 'no'} examples cannot be compared: all "
+                             f"need the same examples.")
     if debiased and max(sizes) < likeness.FEWEST:
-        raise SelectionError(f"{max(sizes)} examples have no debiased alignment: it takes {likeness.FEWEST}.")
-    flat = [np.stack([K.ravel() for K in mine.values()]) for mine in (a, b)]
-    squares = [np.stack([K.diagonal() for K in mine.values()]) for mine in (a, b)]
+        raise SelectionError(f"{max(sizes)} examples are too few for the debiased alignment, which needs {likeness.FEWEST}.")
+    flat = [np.stack([K.ravel() for K in network.values()]) for network in (a, b)]
+    squares = [np.stack([K.diagonal() for K in network.values()]) for network in (a, b)]
     return likeness.cka(flat[0] @ flat[1].T, (flat[0] ** 2).sum(1), (flat[1] ** 2).sum(1), squares[0], squares[1], debiased)

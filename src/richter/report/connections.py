@@ -1,7 +1,7 @@
-"""A limit of the dashboard's connections that keeps nobody out: where there are too many, the oldest unused ones are closed.
+"""A limit on the dashboard's connections that refuses nobody: above the limit, the oldest idle connections are closed.
 
-uvicorn's own limit (``limit_concurrency``) refuses everybody instead, for as long as somebody keeps connections open, and it has
-no limit of time for a request that is never finished.
+uvicorn's own limit (``limit_concurrency``) refuses every new client instead, for as long as the open connections last. It also
+has no timeout for a request that is never completed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MOST = 256  # connections at a time: files that are open, of which a process may have 1,024
+MOST = 256  # connections at a time; each is an open file, and a process may have 1,024
 
 
 class Limited(H11Protocol):
-    """uvicorn's connection; a new one closes those of too many that have waited the longest for their other side."""
+    """uvicorn's connection. When there are too many, a new one closes those that have been idle the longest."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -29,5 +29,5 @@ class Limited(H11Protocol):
 
     @property
     def answering(self) -> bool:
-        """Tell whether it is our turn: there is a whole request, and no part of an answer waits to be taken."""
+        """Whether the server must act: a request is complete, and the client is not waited for to read the answer."""
         return self.cycle is not None and not self.cycle.response_complete and not self.flow.write_paused

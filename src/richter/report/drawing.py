@@ -1,5 +1,5 @@
-"""What drawings of experiments are made of: panels with labelled axes, bands over seeds, theory as lines, measurement as points,
-and a sentence that says what to see.
+"""Drawing functions for experiments: panels with labelled axes, bands over seeds, lines for theory, points for measurements,
+and a caption that says what the figure shows.
 
     @styled
     def draw(results):
@@ -24,17 +24,18 @@ from numpy.typing import ArrayLike
 from richter.report.axes import decade_ticks, key, step_text
 from richter.report.axes import grid_of_panels as panels
 from richter.report.images import matrix_panel
-from richter.report.looks import COLOURS, Look, depth_looks, styled
+from richter.report.looks import COLOURS, LineStyle, depth_looks, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "Look", "band", "caption", "depth_looks", "faults", "key", "label", "line", "matrix_panel", "panels",
+__all__ = ["COLOURS", "LineStyle", "band", "caption", "depth_looks", "faults", "key", "label", "line", "matrix_panel", "panels",
            "points", "styled"]
 
-CAPTION = "caption"  # the mark of its text, by which it is known
-COUNTED = ("layer", "depth", "epoch", "network", "eigenvector")  # there is no layer 2.5, and no mark on its axis
+CAPTION = "caption"  # the id of the caption's text object, by which it is recognised
+# quantities that are whole numbers, so ticks are whole numbers too
+COUNTED = ("layer", "depth", "epoch", "network", "eigenvector")
 
 
 def band(ax: Axes, x: ArrayLike, ys: ArrayLike, colour: str = COLOURS[0], label: str = "", style: str = "-") -> None:
@@ -60,8 +61,8 @@ def line(ax: Axes, x: ArrayLike, y: ArrayLike, colour: str = "#222222", label: s
 
 
 def label(ax: Axes, x: str, y: str, title: str = "", *, log: str = "", steps: bool = False, legend: bool = False) -> None:
-    """Names of the axes; ``log`` names those that are logarithmic, "x", "y" or "xy". ``steps``: x is a step of training, on
-    a scale that is linear up to one and logarithmic from there. ``legend``: of this panel's own curves."""
+    """Name the axes. ``log``: the logarithmic axes, "x", "y" or "xy". ``steps``: x is a training step, on a scale that is linear
+    up to 1 and logarithmic above. ``legend``: draw a legend for the curves of this panel."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
     ax.set_xlabel(x)
     ax.set_ylabel(y)
@@ -81,7 +82,7 @@ def label(ax: Axes, x: str, y: str, title: str = "", *, log: str = "", steps: bo
 
 
 def caption(figure: Figure, sentence: str) -> None:
-    """What to see, above the panels; the figure grows by its lines."""
+    """Write the caption above the panels. The figure grows by the height of its lines."""
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(sentence, max(20, int(15 * width)))
     figure.set_size_inches(width, height + 0.17 * len(lines))
@@ -89,13 +90,13 @@ def caption(figure: Figure, sentence: str) -> None:
 
 
 def faults(figure: Figure) -> list[str]:
-    """What a drawing lacks: names of axes, or the sentence that says what to see. Pictures of matrices need no names."""
+    """List the missing parts of a drawing: names of axes, or the caption. Images of matrices need no axis names."""
     lacking = ["no sentence says what to see: caption(figure, ...)"] if not any(
         text.get_gid() == CAPTION and text.get_text() for text in figure.texts) else []
     for i, ax in enumerate(figure.axes):
         if ax.axison and (ax.lines or ax.collections or ax.patches) and not ax.images and not _is_colorbar(ax):
             lacking += [f"panel {i + 1} ({ax.get_title() or 'without a title'}) does not name its {name} axis"
-                        for name, given in (("x", ax.get_xlabel()), ("y", ax.get_ylabel())) if not given]
+                        for name, axis_label in (("x", ax.get_xlabel()), ("y", ax.get_ylabel())) if not axis_label]
     return lacking
 
 

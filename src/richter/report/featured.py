@@ -1,5 +1,5 @@
-"""The sections of a report on features: what they are, and whether those of several runs, or of the first and the last step, are
-alike."""
+"""The report's sections on features: the features of each run, and their similarity between runs, or between the first and the
+last step."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from richter.report.markup import Markup, joined, tag
 if TYPE_CHECKING:
     from richter.report.html import Album, Shown
 
-PAIRS = 3  # of runs that are compared
+PAIRS = 3  # pairs of runs that are compared
 
 
 def of_runs(shown: Sequence[Shown], album: Album) -> Markup:
-    """What the features of each run are, wherever they were measured or kept."""
+    """Describe the features of each run, if they were measured or stored."""
     parts: list[Markup] = []
     for s in shown:
         owner = f"{s.name}: " if len(shown) > 1 else ""
         try:
             parts += _of_run(s, album, owner)
-        except RichterError as why:  # a damaged array does not end the report
+        except RichterError as why:  # a damaged array must not stop the report
             parts.append(tag("p", f"{owner}features are not shown: {why}", class_="soft"))
     return joined(parts)
 
@@ -46,7 +46,7 @@ def _of_run(s: Shown, album: Album, owner: str) -> Iterable[Markup]:
                                 "the outputs need, beside the learning curve; dotted: the border of the minimum feature regime."))
     if features.can_excite(run):
         step = step_text(last_kept(run))
-        classes = " Below each its class." if features.classes(run) else ""
+        classes = " The class is written below each." if features.classes(run) else ""
         parts.append(album.page(f"exciting-{owner}", lambda: features.exciting(run),
                                 f"The inputs that excite each leading feature of layer {features.readout_layer(run)} most, at "
                                 f"step {step}: eigenfunctions of what it reads, centred.{classes}"))
@@ -56,21 +56,21 @@ def _of_run(s: Shown, album: Album, owner: str) -> Iterable[Markup]:
 
 
 def compared(shown: Sequence[Shown], album: Album) -> Markup:
-    """Of one run its first and its last step, of several the first beside the others, where features were kept."""
-    kept = [s for s in shown if steps_of(s.run)]
-    if len(shown) == 1 and kept and len(steps := steps_of(kept[0].run)) > 1:
-        run = kept[0].run
+    """Compare stored features: the first and the last step of a single run, or the first run with each of the others."""
+    with_features = [s for s in shown if steps_of(s.run)]
+    if len(shown) == 1 and with_features and len(steps := steps_of(with_features[0].run)) > 1:
+        run = with_features[0].run
         return _pair(album, lambda: between(run, run, (steps[0], None), debiased=True), "the first and the last step")
-    return joined(_pair(album, lambda other=other: between(kept[0].run, other.run, debiased=True),  # type: ignore[misc]
-                        f"{kept[0].name} and {other.name}") for other in kept[1:PAIRS + 1])
+    return joined(_pair(album, lambda other=other: between(with_features[0].run, other.run, debiased=True),  # type: ignore[misc]
+                        f"{with_features[0].name} and {other.name}") for other in with_features[1:PAIRS + 1])
 
 
 def _pair(album: Album, compare: Callable[[], Comparison], names: str) -> Markup:
     try:
-        seen = compare()
+        c = compare()
     except RichterError as why:
         return tag("p", f"{names} are not compared: {why}", class_="soft")
-    return album.page(f"compare-features-{names}", seen.plot, (
-        f"Are the layers of {names} alike? On {seen.rows} {seen.kind}: debiased CKA of what each layer reads (1: the same up to "
-        f"a rotation and a scale, about 0: nothing in common), and the overlap of the leading features (up to {seen.chance:.2f} "
+    return album.page(f"compare-features-{names}", c.plot, (
+        f"Are the layers of {names} alike? On {c.rows} {c.kind}: debiased CKA of what each layer reads (1: the same up to "
+        f"a rotation and a scale, about 0: nothing in common), and the overlap of the leading features (up to {c.chance:.2f} "
         f"by chance)."))

@@ -1,6 +1,6 @@
-"""What the features of a layer are, of a run that has measured them (``kappa_cka`` keeps an array of them): how good, used and
-strong each is, how they evolve, kappa beside the learning curve; and the inputs that excite a feature most, where the run has
-kept features and inputs (``Observer(keep_features=..., keep_inputs=...)``).
+"""Figures of the features of a layer, from a run that has measured them (``kappa_cka`` stores an array of them): quality,
+utilisation and intensity of each feature, their evolution, and kappa beside the learning curve. If the run has stored features
+and inputs (``Observer(keep_features=..., keep_inputs=...)``), also the inputs that activate a feature most.
 
 >>> spectrum(run); evolution(run); learning(run); exciting(run)          # matplotlib Figures
 """
@@ -17,9 +17,9 @@ from richter.core.likeness import GRAM, INPUTS
 from richter.measures.cards import MINIMUM
 from richter.report import comparison, plotdata
 from richter.report.axes import decade_ticks, grid_of_panels, key, step_axis, step_text
-from richter.report.looks import COLOURS, FAINT, Look, depth_map, styled
+from richter.report.looks import COLOURS, FAINT, LineStyle, depth_map, styled
 from richter.report.names import shortened
-from richter.report.plotdata import FEATURES, Line
+from richter.report.plotdata import FEATURES, CurveData
 from richter.runs import Run
 
 if TYPE_CHECKING:
@@ -30,10 +30,10 @@ Numbers = NDArray[np.float64]
 NAMES = ("intensity", "quality", "utilisation")  # the rows of the array
 WIDEST = 2 ** 16  # features of a layer that are shown
 FIRST = 20  # features whose evolution is shown
-TIMES = 400  # steps of it that are read
-FAINTEST = 1e-6  # of the largest intensity: what is below is not drawn
-SHOWN, EXAMPLES = 8, 10  # features whose most exciting inputs are shown, and how many of these
-GAP = 2  # pixels between them
+TIMES = 400  # steps of the evolution that are read
+FAINTEST = 1e-6  # relative to the largest intensity; features below are not drawn
+SHOWN, EXAMPLES = 8, 10  # features whose most activating inputs are shown, and how many inputs each
+GAP = 2  # pixels between images
 KAPPA = "kappa_cka"
 
 
@@ -41,9 +41,9 @@ KAPPA = "kappa_cka"
 
 
 def layers(run: Run) -> list[str]:
-    """Those whose features were measured, the whole model (its last layer) first."""
-    known = dict.fromkeys(k for k, name, _ in run.arrays if name == FEATURES)
-    return sorted(known, key=lambda k: k != WHOLE)
+    """Layers whose features were measured, with the whole model (its last layer) first."""
+    measured_layers = dict.fromkeys(k for k, name, _ in run.arrays if name == FEATURES)
+    return sorted(measured_layers, key=lambda k: k != WHOLE)
 
 
 def steps(run: Run, layer: str = WHOLE) -> list[int]:
@@ -51,7 +51,7 @@ def steps(run: Run, layer: str = WHOLE) -> list[int]:
 
 
 def of_step(run: Run, layer: str, step: int) -> dict[str, Numbers]:
-    """Intensity, quality and utilisation of every feature, the strongest first."""
+    """Intensity, quality and utilisation of every feature, strongest first."""
     shape = run.shape(FEATURES, layer, step)
     if len(shape) != 2 or shape[0] != len(NAMES) or shape[1] > WIDEST:
         raise SelectionError(f"the array {FEATURES!r} of the run {run.name} has shape {shape}: {len(NAMES)} rows are needed, "
@@ -60,53 +60,55 @@ def of_step(run: Run, layer: str, step: int) -> dict[str, Numbers]:
 
 
 def through_time(run: Run, layer: str = WHOLE, first: int = FIRST) -> tuple[list[int], dict[str, Numbers]]:
-    """The steps (of very many some, evenly), and by name the numbers of the first features at each of them, [step, feature];
-    intensity is relative to the strongest feature of its step."""
-    known = plotdata.chosen(steps(run, layer), TIMES)
-    parts = [{name: values[:first].copy() for name, values in of_step(run, layer, s).items()} for s in known]  # not the rest
+    """Return the steps, and the numbers of the first features at each of them, [step, feature], by name. Very long runs are
+    thinned evenly. Intensity is relative to the strongest feature of the same step."""
+    read_steps = plotdata.chosen(steps(run, layer), TIMES)
+    # a copy, so that the other features are freed
+    parts = [{name: values[:first].copy() for name, values in of_step(run, layer, s).items()} for s in read_steps]
     width = min([first, *(len(p[NAMES[0]]) for p in parts)])
-    table = {name: np.array([p[name][:width] for p in parts]).reshape(len(known), width) for name in NAMES}
+    table = {name: np.array([p[name][:width] for p in parts]).reshape(len(read_steps), width) for name in NAMES}
     largest = table["intensity"].max(1, initial=0.0, keepdims=True)
-    return known, {**table, "intensity": table["intensity"] / np.where(largest > 0, largest, np.nan)}
+    return read_steps, {**table, "intensity": table["intensity"] / np.where(largest > 0, largest, np.nan)}
 
 
-def curves_of(run: Run) -> dict[str, dict[str, Line]]:
-    """What is drawn beside kappa: shares (kappa and accuracies, between 0 and 1) and losses, by their names."""
+def curves_of(run: Run) -> dict[str, dict[str, CurveData]]:
+    """Curves that are drawn with kappa, by name: shares between 0 and 1 (kappa and accuracies), and losses."""
     wanted = (KAPPA, "probe_accuracy", "probe_loss")
     measured = run.curves(wanted, [WHOLE])
-    known = {m: measured[m, WHOLE][0] for m in wanted if (m, WHOLE) in measured}
+    finite = {m: measured[m, WHOLE][0] for m in wanted if (m, WHOLE) in measured}
     scalars = run.scalar_curves(run.names)
-    lines = {name: Line(*(np.asarray(c, np.float64)[np.isfinite(s.value)] for c in s)) for name, s in (known | scalars).items()}
+    lines = {name: CurveData(*(np.asarray(c, np.float64)[np.isfinite(s.value)] for c in s))
+             for name, s in (finite | scalars).items()}
     lines = {name: line for name, line in lines.items() if len(line.step)}
     return {"shares": {n: line for n, line in lines.items() if n == KAPPA or _is_accuracy(n, line)},
             "losses": {n: line for n, line in lines.items() if "loss" in n.lower()}}
 
 
-def _is_accuracy(name: str, line: Line) -> bool:
+def _is_accuracy(name: str, line: CurveData) -> bool:
     return "acc" in name.lower() and bool(line.value.min() >= 0 and line.value.max() <= 1)
 
 
 class Excited(NamedTuple):
-    """One feature of a layer, and the examples that excite it most."""
+    """One feature of a layer, and the examples that activate it most."""
 
-    number: int  # 1: the strongest
-    share: float  # of the variance
-    examples: list[int]  # among those that the run has kept, the most excited first
-    values: list[float]  # of the eigenfunction there, whose mean square is 1
+    number: int  # 1 is the strongest
+    share: float  # share of the variance
+    examples: list[int]  # numbers of stored examples, the most activating first
+    values: list[float]  # values of the eigenfunction there; its mean square over all examples is 1
 
 
 def readout_layer(run: Run) -> str:
-    """The last layer that reads features: what the outputs are made of."""
-    known = comparison.depth(run)
-    if len(known) < 2:
+    """The last layer that reads features, which computes the outputs."""
+    layers_by_depth = comparison.depth(run)
+    if len(layers_by_depth) < 2:
         raise SelectionError(f"the run {run.name} has kept no features of a layer: watch with Observer(..., keep_features=64).")
-    return known[-2]
+    return layers_by_depth[-2]
 
 
 def excited(run: Run, layer: str | None = None, step: int | None = None, features: int = SHOWN,
             examples: int = EXAMPLES) -> list[Excited]:
-    """The examples on which each leading eigenfunction of what a layer reads is largest (features are centred, and each has the
-    sign in which its largest value is positive); of the last kept step, and of the last layer, if none is named."""
+    """Find the examples where each leading eigenfunction of a layer's input is largest. Features are centred, and signs are
+    chosen so that the largest value is positive. By default the last layer at the last stored step."""
     layer = readout_layer(run) if layer is None else layer
     step = comparison.last_kept(run, step)
     K = comparison.grams(run, step).get(layer)
@@ -121,47 +123,47 @@ def excited(run: Run, layer: str | None = None, step: int | None = None, feature
 
 
 def inputs(run: Run) -> NDArray[np.uint8] | None:
-    """The pictures that a run has kept, [n, h, w, 1 or 3]; None where it has none."""
-    known = [s for k, name, s in run.arrays if name == INPUTS and k == WHOLE]
-    if not known:
+    """Images stored by a run, [n, h, w, 1 or 3]; None if it has none."""
+    input_steps = [s for k, name, s in run.arrays if name == INPUTS and k == WHOLE]
+    if not input_steps:
         return None
-    stored = plotdata.shown(run, INPUTS, WHOLE, known[0])
+    stored = plotdata.shown(run, INPUTS, WHOLE, input_steps[0])
     if stored.dtype != np.uint8 or stored.ndim != 4 or stored.shape[1] not in (1, 3):
         return None
     return np.moveaxis(stored, 1, 3)
 
 
 def classes(run: Run) -> list[str]:
-    """Of the examples that a run has kept; empty where they have none."""
-    known = comparison.about(run).get("classes")
-    return [str(k) for k in known] if isinstance(known, list) else []
+    """Classes of the stored examples; empty if they have none."""
+    class_names = comparison.about(run).get("classes")
+    return [str(k) for k in class_names] if isinstance(class_names, list) else []
 
 
 def mosaic(run: Run, chosen: list[int]) -> NDArray[np.uint8]:
-    """Some of the pictures side by side, [h, w, 3]; white between them, and where there is none."""
-    known = inputs(run)
-    if known is None:
+    """Put the chosen images side by side, [h, w, 3]; gaps and missing images are white."""
+    images = inputs(run)
+    if images is None:
         raise SelectionError(f"the run {run.name} has kept no pictures of its inputs: watch with Observer(..., "
                              f"keep_inputs=True).")
-    _, h, w, _ = known.shape
+    _, h, w, _ = images.shape
     sheet = np.full((h, len(chosen) * (w + GAP) - GAP, 3), 255, np.uint8)
     for j, i in enumerate(chosen):
-        if i < len(known):
-            sheet[:, j * (w + GAP):j * (w + GAP) + w] = known[i]
+        if i < len(images):
+            sheet[:, j * (w + GAP):j * (w + GAP) + w] = images[i]
     return sheet
 
 
-# ---------------------------------------------------------------------------------------------------------------- drawn
+# --------------------------------------------------------------------------------------------------------------- figures
 
 
 @styled
 def spectrum(run: Run, layer: str = WHOLE) -> Figure:
-    """The thesis' figure: cumulative quality, cumulative utilisation and intensity of the features, the strongest first, at the
-    first and at the last step.  [layerwise, Fig. 2.3]"""
-    known = steps(run, layer)
-    figure, axes = grid_of_panels(3 if known else 0, across=3)
-    ends = list(dict.fromkeys([*known[:1], *known[-1:]]))
-    looks = {f"step {step_text(s)}": Look(COLOURS[1 - i], "--" if i == 0 and len(ends) > 1 else "-") for i, s in
+    """Draw cumulative quality, cumulative utilisation and intensity of the features, strongest first, at the first and at the
+    last step.  [layerwise, Fig. 2.3]"""
+    measured_steps = steps(run, layer)
+    figure, axes = grid_of_panels(3 if measured_steps else 0, across=3)
+    ends = list(dict.fromkeys([*measured_steps[:1], *measured_steps[-1:]]))
+    looks = {f"step {step_text(s)}": LineStyle(COLOURS[1 - i], "--" if i == 0 and len(ends) > 1 else "-") for i, s in
              enumerate(ends, 2 - len(ends))}
     for step, look in zip(ends, looks.values(), strict=True):
         p = of_step(run, layer, step)
@@ -186,16 +188,16 @@ def spectrum(run: Run, layer: str = WHOLE) -> Figure:
 
 @styled
 def evolution(run: Run, layer: str = WHOLE, first: int = FIRST) -> Figure:
-    """Quality, utilisation and intensity of the first features through training, a curve each, from dark (the strongest) to
+    """Draw quality, utilisation and intensity of the first features over training, one curve each, from dark (strongest) to
     light.  [layerwise, Fig. 7.5]"""
-    known, table = through_time(run, layer, first)
-    figure, axes = grid_of_panels(3 if known else 0, across=3)
-    linear = plotdata.threshold(known)
+    read_steps, table = through_time(run, layer, first)
+    figure, axes = grid_of_panels(3 if read_steps else 0, across=3)
+    linear = plotdata.threshold(read_steps)
     for ax, name in zip(axes, ("quality", "utilisation", "intensity"), strict=False):
         values = table[name]
         colours = depth_map()(np.linspace(0, 1, max(2, values.shape[1])))
         for k in range(values.shape[1]):
-            ax.plot(known, values[:, k], color=colours[k], linewidth=1.1, marker="o" if len(known) <= 30 else None,
+            ax.plot(read_steps, values[:, k], color=colours[k], linewidth=1.1, marker="o" if len(read_steps) <= 30 else None,
                     markersize=1.8)
         if name == "intensity" and np.nanmin(values, initial=1.0) > 0:
             ax.set_yscale("log")
@@ -221,15 +223,15 @@ def _feature_bar(figure: Figure, axes: list[Axes], number: int) -> None:
 
 @styled
 def learning(run: Run) -> Figure:
-    """Kappa beside the accuracies, and the losses, through training; a dotted line at the border of the minimum feature
+    """Draw kappa with the accuracies, and the losses, over training. A dotted line marks the border of the minimum feature
     regime."""
     parts = {title: lines for title, lines in curves_of(run).items() if lines}
     figure, axes = grid_of_panels(len(parts), across=2)
     linear = plotdata.threshold(s for lines in parts.values() for line in lines.values() for s in line.step.tolist())
-    looks: dict[str, Look] = {}
+    looks: dict[str, LineStyle] = {}
     for ax, (title, lines) in zip(axes, parts.items(), strict=False):
         for name, line in lines.items():
-            look = looks.setdefault(name, Look(COLOURS[len(looks) % len(COLOURS)], "-" if name == KAPPA else "--"))
+            look = looks.setdefault(name, LineStyle(COLOURS[len(looks) % len(COLOURS)], "-" if name == KAPPA else "--"))
             ax.plot(line.step, line.value, look.style, color=look.colour, linewidth=1.7 if name == KAPPA else 1.2)
         if title == "shares":
             ax.set_ylim(0, 1.02)
@@ -242,7 +244,7 @@ def learning(run: Run) -> Figure:
 
 @styled
 def exciting(run: Run, layer: str | None = None, step: int | None = None) -> Figure:
-    """The inputs that excite each leading feature of a layer most, a row for each feature."""
+    """Draw the inputs that activate each leading feature of a layer most, one row per feature."""
     rows = excited(run, layer, step)
     sheets = [mosaic(run, e.examples) for e in rows]
     names = classes(run)
@@ -261,5 +263,5 @@ def exciting(run: Run, layer: str | None = None, step: int | None = None) -> Fig
 
 
 def can_excite(run: Run) -> bool:
-    """Has it kept features and pictures?"""
+    """Whether the run has stored features and images."""
     return any(name == GRAM for _, name, _ in run.arrays) and inputs(run) is not None

@@ -23,7 +23,7 @@ from richter.report import plotdata
 from richter.report.axes import decade_ticks, grid_of_panels, key, layer_key, plain_ticks, same_height, same_width, say_why
 from richter.report.cards import cards_of, cards_of_all
 from richter.report.images import BLOCKS, heat_panels, limits_of, matrix_panel
-from richter.report.looks import COLOURS, Look, depth_looks, run_looks, styled
+from richter.report.looks import COLOURS, LineStyle, depth_looks, run_looks, styled
 from richter.report.names import short_names, shortened
 from richter.report.panels import measure_panel, profile_panel, scalar_panel, stage_marks
 from richter.report.plotdata import Framed
@@ -44,21 +44,21 @@ MARKED = 3  # runs whose stages are marked
 @styled
 def curves(subject: pandas.DataFrame | Framed, scalars: pandas.DataFrame | None = None,
            measures: Sequence[str] = SHOWN_FIRST, title: str = "") -> Figure:
-    """One panel for each measure, one curve for each layer with its standard error as a band, and the scalars."""
-    frame, kept = plotdata.frame_of(subject), cards_of(subject)
+    """Draw one panel per measure with one curve per layer, with its standard error as a band, and one panel per scalar."""
+    frame, cards = plotdata.frame_of(subject), cards_of(subject)
     measures = [m for m in measures if (frame.measure == m).any()]
     layers = plotdata.depth([frame])
     look = depth_looks(layers)
-    mine = {} if scalars is None else plotdata.scalar_lines(scalars)
+    logged = {} if scalars is None else plotdata.scalar_lines(scalars)
     panels = {m: plotdata.lines(frame, m) for m in measures}
     linear = plotdata.threshold(s for lines in panels.values() for line in lines.values() for s in line.step[:2].tolist()
                                 + line.step[-1:].tolist())
-    figure, axes = grid_of_panels(len(measures) + len(mine), across=4 if len(measures) + len(mine) == 4 else 3)
+    figure, axes = grid_of_panels(len(measures) + len(logged), across=4 if len(measures) + len(logged) == 4 else 3)
     for ax, (m, lines) in zip(axes, panels.items(), strict=False):
-        measure_panel(ax, {k: (line, look[k]) for k, line in lines.items()}, card(m, kept), linear)
+        measure_panel(ax, {k: (line, look[k]) for k, line in lines.items()}, card(m, cards), linear)
     same_width(axes[:len(measures)])
-    for ax, (name, line) in zip(axes[len(measures):], mine.items(), strict=True):
-        scalar_panel(ax, name, {name: (line, Look("#222222"))}, plotdata.threshold(line.step.tolist()))
+    for ax, (name, line) in zip(axes[len(measures):], logged.items(), strict=True):
+        scalar_panel(ax, name, {name: (line, LineStyle("#222222"))}, plotdata.threshold(line.step.tolist()))
     for ax, (m, lines) in zip(axes, panels.items(), strict=False):
         if not lines:
             say_why(ax, frame.note[frame.measure == m])
@@ -70,25 +70,25 @@ def curves(subject: pandas.DataFrame | Framed, scalars: pandas.DataFrame | None 
 
 
 def heat_map(subject: pandas.DataFrame | Framed, measure: str) -> Figure:
-    """Layers by measurements, the value as a colour; grey where there is no finding."""
+    """Draw layers against measurements, with the value as a colour; grey where there is no finding."""
     return heat_maps(subject, [measure])
 
 
 @styled
 def heat_maps(subject: pandas.DataFrame | Framed, measures: Sequence[str]) -> Figure:
-    """One heat map for each measure."""
-    frame, kept = plotdata.frame_of(subject), cards_of(subject)
+    """Draw one heat map per measure."""
+    frame, cards = plotdata.frame_of(subject), cards_of(subject)
     for m in measures:
         if not (frame.measure == m).any():
             raise unknown("this run", "measure", m, frame.measure.unique())
-    grids = [(card(m, kept), plotdata.grid(frame, m)) for m in measures]
+    grids = [(card(m, cards), plotdata.grid(frame, m)) for m in measures]
     return heat_panels([(c.heading, grid, limits_of([grid], c)) for c, grid in grids])
 
 
 @styled
 def profiles(subject: pandas.DataFrame | Framed, measures: Sequence[str], times: int = plotdata.TIMES) -> Figure:
-    """A panel for each measure: its values over the layers at a few steps, from light to dark, and where each has its peak."""
-    frame, kept = plotdata.frame_of(subject), cards_of(subject)
+    """Draw one panel per measure: its values over the layers at a few steps, from light to dark, and the peak of each curve."""
+    frame, cards = plotdata.frame_of(subject), cards_of(subject)
     for m in measures:
         if not (frame.measure == m).any():
             raise unknown("this run", "measure", m, frame.measure.unique())
@@ -96,7 +96,7 @@ def profiles(subject: pandas.DataFrame | Framed, measures: Sequence[str], times:
     for ax, m in zip(axes, measures, strict=True):
         layers, drawn = plotdata.profiles(plotdata.lines(frame, m), times)
         if drawn:
-            profile_panel(ax, layers, drawn, card(m, kept))
+            profile_panel(ax, layers, drawn, card(m, cards))
         else:
             say_why(ax, [f"a profile needs three layers, and {len(layers)} have values"])
     return figure
@@ -104,7 +104,7 @@ def profiles(subject: pandas.DataFrame | Framed, measures: Sequence[str], times:
 
 @styled
 def compare_heat(runs: Sequence[Run] | Mapping[str, Any], measure: str) -> Figure:
-    """One heat map of a measure for each run, on one scale of colours."""
+    """Draw one heat map of a measure per run, all on one colour scale."""
     grids = {name: plotdata.grid(plotdata.frame_of(run), measure) for name, run in _named(runs).items()}
     described = card(measure, cards_of_all(_named(runs).values()))
     limits = limits_of(grids.values(), described)
@@ -113,20 +113,20 @@ def compare_heat(runs: Sequence[Run] | Mapping[str, Any], measure: str) -> Figur
 
 @styled
 def compare(runs: Sequence[Run] | Mapping[str, Any], measure: str, layers: Sequence[str] | None = None, most: int = 12) -> Figure:
-    """One panel for each layer, one colour for each run. Of more than ``most`` layers some are shown, evenly over depth.
+    """Draw one panel per layer, with one colour per run. Of more than ``most`` layers some are shown, evenly spaced over depth.
 
-    Runs, or Runs, Observers and frames by the names they shall have."""
+    ``runs``: Runs, or a mapping from names to Runs, Observers and frames."""
     frames = {name: plotdata.frame_of(run) for name, run in _named(runs).items()}
     described = card(measure, cards_of_all(_named(runs).values()))
     lines = {name: plotdata.lines(frame, measure) for name, frame in frames.items()}
-    every = [k for k in plotdata.depth(frames.values()) if any(k in mine for mine in lines.values())]
+    every = [k for k in plotdata.depth(frames.values()) if any(k in curves for curves in lines.values())]
     shown = plotdata.chosen(every, most) if layers is None else [k for k in layers if k in every]
     look = run_looks(frames)
-    linear = plotdata.threshold(s for mine in lines.values() for line in mine.values() for s in line.step.tolist())
+    linear = plotdata.threshold(s for curves in lines.values() for line in curves.values() for s in line.step.tolist())
     figure, axes = grid_of_panels(len(shown), across=4, height=2.35)
     names = short_names(shown, 30)
     for ax, k in zip(axes, shown, strict=False):
-        measure_panel(ax, {name: (mine[k], look[name]) for name, mine in lines.items() if k in mine}, described, linear)
+        measure_panel(ax, {name: (curves[k], look[name]) for name, curves in lines.items() if k in curves}, described, linear)
         ax.set_title(names[k] if k == WHOLE or len(names[k]) > 20 else f"layer {names[k]}")
     same_height(axes)
     same_width(axes)
@@ -137,24 +137,24 @@ def compare(runs: Sequence[Run] | Mapping[str, Any], measure: str, layers: Seque
 
 @styled
 def scalars(subject: Run | pandas.DataFrame | Sequence[Run] | Mapping[str, Run], names: Sequence[str] | None = None) -> Figure:
-    """Loss, accuracy and other curves of the user's, a panel each; one colour for each run. Stages of losses are marked (of up to
-    three runs)."""
+    """Draw loss, accuracy and other logged curves, one panel each and one colour per run. Stages of losses are marked for up to
+    three runs."""
     from richter.measures.stages import stages_of
     one = isinstance(subject, Run) or hasattr(subject, "columns")
     runs: dict[str, Any] = {"": subject} if one else _named(subject)  # type: ignore[arg-type]
     tables = {name: plotdata.scalar_lines(getattr(run, "scalars", run)) for name, run in runs.items()}
-    shown = list(dict.fromkeys(n for mine in tables.values() for n in mine)) if names is None else list(names)
+    shown = list(dict.fromkeys(n for run_stages in tables.values() for n in run_stages)) if names is None else list(names)
     measured = plotdata.threshold(s for run in runs.values() for s in getattr(run, "steps", ()))
     look = run_looks(tables)
     stages = {name: stages_of(run) for name, run in runs.items() if isinstance(run, Run)} if len(runs) <= MARKED else {}
     figure, axes = grid_of_panels(len(shown), across=4 if len(shown) == 4 else 3)
     for ax, n in zip(axes, shown, strict=False):
-        drawn = {name: (mine[n], look[name]) for name, mine in tables.items() if n in mine}
-        own = plotdata.threshold(s for line, _ in drawn.values() for s in line.step.tolist())
-        scalar_panel(ax, n, drawn, measured if own is not None and measured is not None else own)
-        for name, mine in stages.items():
-            if n in mine:
-                stage_marks(ax, mine[n], look[name])
+        drawn = {name: (run_stages[n], look[name]) for name, run_stages in tables.items() if n in run_stages}
+        linear = plotdata.threshold(s for line, _ in drawn.values() for s in line.step.tolist())
+        scalar_panel(ax, n, drawn, measured if linear is not None and measured is not None else linear)
+        for name, run_stages in stages.items():
+            if n in run_stages:
+                stage_marks(ax, run_stages[n], look[name])
     if len(tables) > 1:
         key(figure, look, "")
     return figure
@@ -162,7 +162,7 @@ def scalars(subject: Run | pandas.DataFrame | Sequence[Run] | Mapping[str, Run],
 
 @styled
 def side_by_side(matrices: Mapping[str, np.ndarray[Any, Any]], title: str = "") -> Figure:
-    """Matrices by their titles, which may hold mathematics between dollar signs; each on its own scale."""
+    """Draw matrices with their titles, which may contain mathematics between dollar signs. Each has its own colour scale."""
     figure, axes = grid_of_panels(len(matrices), across=max(1, len(matrices)), width=2.2, height=2.3)
     for ax, (name, A) in zip(axes, matrices.items(), strict=False):
         top = matrix_panel(ax, np.asarray(A))
@@ -175,15 +175,15 @@ def side_by_side(matrices: Mapping[str, np.ndarray[Any, Any]], title: str = "") 
 
 @styled
 def spectra(run: Run, layer: str = WHOLE, across: int = 3) -> Figure:
-    """Eigenvalues of each stored matrix of a layer, at the first and at the last step; so many panels side by side."""
+    """Draw the eigenvalues of each stored matrix of a layer, at the first and the last step. ``across``: panels per row."""
     eigenvalues = plotdata.spectra(run, layer)
     if not eigenvalues:
         raise SelectionError(f"the run {run.name} has no matrix of layer {layer!r} that has eigenvalues. Matrices are of: "
                              f"{', '.join(map(repr, dict.fromkeys(k for k, *_ in run.arrays))) or 'no layer'}.")
     figure, axes = grid_of_panels(len(eigenvalues), across=across, width=2.6 if across > 1 else 4.4, height=2.3)
-    for ax, (name, mine) in zip(axes, eigenvalues.items(), strict=False):
-        for i, (step, values) in enumerate(mine.items()):
-            after = i == len(mine) - 1
+    for ax, (name, by_step) in zip(axes, eigenvalues.items(), strict=False):
+        for i, (step, values) in enumerate(by_step.items()):
+            after = i == len(by_step) - 1
             ax.plot(np.arange(1, len(values) + 1), values, "-" if after else "--", color=COLOURS[0] if after else COLOURS[1],
                     label=f"step {step}", linewidth=1.3, marker="o" if len(values) <= 70 else None, markersize=1.8)
         ax.set_xscale("log")
@@ -192,27 +192,28 @@ def spectra(run: Run, layer: str = WHOLE, across: int = 3) -> Figure:
         ax.set_xlabel("rank")
         ax.grid(alpha=0.7)
         ax.set_title(f"{name.upper() if name in plotdata.MATRICES else shortened(name, 18)}: eigenvalues")
-    ends = list(dict.fromkeys(s for mine in eigenvalues.values() for s in (min(mine), max(mine))))
+    ends = list(dict.fromkeys(s for by_step in eigenvalues.values() for s in (min(by_step), max(by_step))))
     first, last = (f"step {ends[0]}", f"step {ends[-1]}") if len(ends) <= 2 else ("first step", "last step")
-    key(figure, {first: Look(COLOURS[1], "--"), last: Look(COLOURS[0])} if first != last else {last: Look(COLOURS[0])}, "")
+    earlier = {first: LineStyle(COLOURS[1], "--")} if first != last else {}
+    key(figure, {**earlier, last: LineStyle(COLOURS[0])}, "")
     return figure
 
 
 @styled
 def matrices(run: Run, layer: str, step: int | None = None) -> Figure:
-    """NFM, AGOP and EGOP side by side with their cosines: at one step, or (None) at the first and at the last."""
+    """Draw NFM, AGOP and EGOP with their cosines: at one step, or (``step=None``) at the first and the last."""
     steps = [step] if step is not None else plotdata.matrix_steps(run, layer) or [0]
     rows = {s: _pictured(plotdata.matrices(run, layer, s)) for s in steps}
-    names = [n for n in plotdata.MATRICES if any(n in mine for mine in rows.values())]
+    names = [n for n in plotdata.MATRICES if any(n in row for row in rows.values())]
     width = min(2.2, 5.4 / max(1, len(names)))
     figure, axes = grid_of_panels(len(rows) * len(names), across=max(1, len(names)), width=width, height=width + 0.3)
-    for i, (s, mine) in enumerate(rows.items()):
+    for i, (s, row) in enumerate(rows.items()):
         for j, name in enumerate(names):
             ax = axes[i * len(names) + j]
-            if name not in mine:
+            if name not in row:
                 ax.set_axis_off()
                 continue
-            wide, blocks, cosines = mine[name]
+            wide, blocks, cosines = row[name]
             top = matrix_panel(ax, blocks)
             ax.set_title(f"{name.upper()}, {wide} x {wide}" if i == 0 else "")
             ax.set_ylabel(f"step {s}" if j == 0 else "")
@@ -222,7 +223,8 @@ def matrices(run: Run, layer: str, step: int | None = None) -> Figure:
 
 
 def _pictured(matrices: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, tuple[int, np.ndarray[Any, Any], dict[str, float]]]:
-    """What is drawn of square matrices, which are not held longer: width, blocks, and cosines with those before."""
+    """Reduce square matrices to the data of their pictures: width, blocks, and cosines with the matrices before. The matrices are
+    then freed."""
     names = list(matrices)
     return {n: (len(A), shrink(A, BLOCKS), {other: cosine(matrices[other], A) for other in names[:j]})
             for j, (n, A) in enumerate(matrices.items())}
@@ -230,8 +232,8 @@ def _pictured(matrices: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, tuple[i
 
 @styled
 def specialisation(run: Run, most: int = 5) -> Figure:
-    """Which outputs' kernels point along which labels, at the first and at the last step, of layers evenly over depth and of the
-    whole model: red above the column's mean (1), blue below."""
+    """Draw how far each output's kernel aligns with each output's labels, at the first and the last step, for layers evenly
+    spaced over depth and the whole model: red above the column's mean (1), blue below."""
     every = plotdata.specialisations(run)
     if not every:
         raise SelectionError(f"the run {run.name} has no specialisation matrix: observe the measure 'specialisation' with a run.")
@@ -251,7 +253,7 @@ def specialisation(run: Run, most: int = 5) -> Figure:
 
 
 def save(figure: Figure, stem: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Write ``<stem>.svg`` and ``<stem>.pdf``: text stays text, and the same figure gives the same bytes."""
+    """Write ``<stem>.svg`` and ``<stem>.pdf``. Text stays text, and the same figure gives the same bytes."""
     from richter.report.svg import pdf_bytes, put, svg_text
     plain_ticks(figure)
     stem = Path(stem)

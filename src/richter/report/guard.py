@@ -1,4 +1,4 @@
-"""Who may ask a dashboard, and what browsers are told about its answers."""
+"""Access control of the dashboard: host names, tokens, and the security headers of its answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from richter.core import SelectionError
 COOKIE = "richter-token"
 SHORTEST = 16  # characters of a token
 HEADERS = {
-    # plotly writes style attributes; no script but ours runs, and none of them can evaluate text
+    # plotly writes style attributes; only our own scripts run, and they cannot evaluate text as code
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
                                "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
                                "form-action 'none'; frame-ancestors 'none'",
@@ -35,15 +35,15 @@ def is_loopback(host: str) -> bool:
 
 
 def chosen_token(host: str, token: str | None) -> str | None:
-    """None on this machine unless one is given; on others always one, made here if need be."""
+    """Return the token of a server. On a loopback host it is the given one or None; on any other host there is always one."""
     if token is not None and not re.fullmatch(rf"[A-Za-z0-9._~-]{{{SHORTEST},}}", token):
-        raise SelectionError(f"this token of {len(token)} characters can be guessed, or not be put into an address. Give one of "
-                             f"at least {SHORTEST} letters, digits and ._~-, or none: then one is made where it is needed.")
+        raise SelectionError(f"this token of {len(token)} characters is too easy to guess, or cannot be part of an address. Give "
+                             f"at least {SHORTEST} letters, digits and ._~-, or no token: one is then generated if needed.")
     return token if token is not None or is_loopback(host) else secrets.token_urlsafe(32)
 
 
-class Guard:
-    """An application in front of which the host, the method and the token are checked."""
+class AccessGuard:
+    """An application behind checks of the host, the method and the token."""
 
     def __init__(self, app: ASGIApp, host: str = "127.0.0.1", token: str | None = None) -> None:
         self.app, self.token = app, token
@@ -73,11 +73,11 @@ class Guard:
         headers = Headers(scope=scope)
         host = _host(headers.get("host", ""))
         if host not in self.hosts and not (self.everywhere and _address(host) is not None):
-            return PlainTextResponse("This dashboard does not answer to this host name: a page elsewhere may have made it up. "
+            return PlainTextResponse("This dashboard does not answer to this host name, which another web page may have made up. "
                                      "Use the address that richter serve printed.", 403)
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
-            return PlainTextResponse("A page elsewhere has asked for this, which could not read the answer, but see how long it "
-                                     "takes. Open the address that richter serve printed.", 403)
+            return PlainTextResponse("Another web page sent this request. It could not read the answer, but it could measure its "
+                                     "time. Open the address that richter serve printed.", 403)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("This dashboard only reads: GET and HEAD.", 405, {"Allow": "GET, HEAD"})
         if self.token is not None and not any(self._same(g) for g in given.values()):
@@ -89,7 +89,7 @@ class Guard:
 
 
 def _given(scope: Scope) -> dict[str, str]:
-    """Tokens in the address and in the cookie of this port."""
+    """Return the tokens in the address and in the cookie of this port."""
     try:
         cookie = SimpleCookie(Headers(scope=scope).get("cookie", "")).get(f"{COOKIE}-{_port(scope)}")
         query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=1000).get("token", [])
@@ -99,7 +99,7 @@ def _given(scope: Scope) -> dict[str, str]:
 
 
 def _host(header: str) -> str:
-    """The name without the port: ``[::1]:80`` is ``::1``; nothing if it is anything else than a name and a port."""
+    """Return the host name without the port: ``[::1]:80`` gives ``::1``. Anything but a name and a port gives an empty text."""
     parts = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d+)?", header.lower())
     return (parts[1] or parts[2]) if parts else ""
 

@@ -1,6 +1,6 @@
-"""The report of one or several runs: one HTML file that needs nothing else, with the verdict on top.
+"""The report of one or several runs: one self-contained HTML file with the verdict on top.
 
->>> report([richter.runs.open("runs/demo")], "report.html")
+>>> report([richter.runs.load("runs/demo")], "report.html")
 >>> report(runs, "report.html", figures="pictures")        # every figure also as SVG and PDF
 """
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-LAYERS = 6  # whose matrices are shown
-ENTRIES = 2 ** 27  # of the matrices of a report that are read for it: of wide ones fewer layers are shown
-SPECTRA = 24  # arrays of a layer whose spectra are shown
+LAYERS = 6  # layers whose matrices are shown
+ENTRIES = 2 ** 27  # matrix entries that are read for one report; with wide matrices fewer layers are shown
+SPECTRA = 24  # arrays per layer whose spectra are shown
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A run with a name that no other of the report has, its colour, its rows, read once, and the cards of its measures."""
+    """A run in a report: its unique name, its colour, its rows (read once), and the cards of its measures."""
 
     name: str
     run: Run
@@ -52,13 +52,13 @@ class Shown:
 
 @dataclass
 class Album:
-    """The figures of a report: put into its page, and saved if there is a folder for them."""
+    """The figures of a report: placed in its page, and also saved as files if a folder is given."""
 
     folder: Path | None
     names: list[str] = field(default_factory=list)
 
     def page(self, name: str, draw: Callable[[], Figure], caption: str) -> Markup:
-        """A figure with its caption, or the sentence why there is none."""
+        """Return a figure with its caption, or a sentence that says why it is missing."""
         from richter.report.figures import save
         try:
             figure = draw()
@@ -69,7 +69,7 @@ class Album:
         return tag("figure", tag("div", picture(figure, caption), class_="picture drawn"), tag("figcaption", caption))
 
     def _own(self, name: str) -> str:
-        """A file name that cannot lead anywhere, and that no other figure has."""
+        """Return a unique file name that cannot point outside the folder."""
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip("._-")[:80] or "figure"
         taken = self.names.count(plain)
         self.names.append(plain)
@@ -96,7 +96,7 @@ def report(runs: Sequence[Run], path: str | os.PathLike[str], *, figures: str | 
 
 
 def card(run: Run) -> str:
-    """For a notebook: the verdict, the last numbers and the curve of the magnitude. ``HTML(card(run))``."""
+    """Return a summary for notebooks: the verdict, the last numbers and the curve of the magnitude. ``HTML(card(run))``."""
     from richter.report.figures import curves
     (shown,) = _shown([run])
     first = next((m for m in (*SHOWN_FIRST, *run.measures) if m in run.measures), None)
@@ -143,15 +143,15 @@ def _sections(shown: Sequence[Shown], album: Album) -> Iterable[tuple[str, Marku
 
 def _curves(shown: Sequence[Shown], album: Album) -> Markup:
     from richter.report import figures
-    by_name, kept = {s.name: s for s in shown}, cards_of_all(shown)
+    by_name, cards = {s.name: s for s in shown}, cards_of_all(shown)
     parts: list[Markup] = []
-    bands = "Bands: one standard error over probe examples. Layers whose value is so by definition are left out."
-    for heading, words, measures in panels(_measures(shown), kept):
-        parts += [tag("h3", heading), tag("p", words, class_="soft") if words else Markup(""), _sentences(measures, kept)]
+    bands = "Bands: one standard error over probe examples. Layers with a trivial value (true by definition) are left out."
+    for heading, words, measures in panels(_measures(shown), cards):
+        parts += [tag("h3", heading), tag("p", words, class_="soft") if words else Markup(""), _sentences(measures, cards)]
         if len(shown) == 1:
             parts.append(album.page(f"curves-{heading}", lambda m=measures: figures.curves(shown[0], measures=m), bands))  # type: ignore[misc]
         else:
-            parts += [album.page(f"compare-{m}", lambda m=m: figures.compare(by_name, m), _compared(by_name, m, kept))  # type: ignore[misc]
+            parts += [album.page(f"compare-{m}", lambda m=m: figures.compare(by_name, m), _compared(by_name, m, cards))  # type: ignore[misc]
                       for m in measures]
     return joined(parts)
 
@@ -161,20 +161,20 @@ def _measures(shown: Sequence[Shown]) -> list[str]:
 
 
 def _sentences(measures: Sequence[str], kept: Mapping[str, Card]) -> Markup:
-    """What each measure of a panel says, folded away for those who know."""
+    """Return the sentence of each measure of a panel's card, folded."""
     cards = [c for m in measures for c in [measure_card(m, kept)] if c.sentence]
     lines = [tag("li", tag("em", c.heading), f": {c.sentence}") for c in cards]
-    return tag("details", tag("summary", "What each of them says"), tag("ul", *lines, class_="soft")) if lines else Markup("")
+    return tag("details", tag("summary", "What each measure says"), tag("ul", *lines, class_="soft")) if lines else Markup("")
 
 
 def _compared(runs: Mapping[str, Shown], measure: str, kept: Mapping[str, Card]) -> str:
     layers = len({k for s in runs.values() for k in s.frame.layer[s.frame.measure == measure]})
-    few = f" Of {layers} layers, 12 evenly over depth; the heat maps below show all." if layers > 12 else ""
-    return f"{measure_card(measure, kept).heading}: a panel for each layer, a colour for each run.{few}"
+    few = f" 12 of {layers} layers are shown, evenly spaced over depth; the heat maps below show all." if layers > 12 else ""
+    return f"{measure_card(measure, kept).heading}: one panel per layer, one colour per run.{few}"
 
 
 def _heat(shown: Sequence[Shown], album: Album) -> Markup:
-    """Of one run every measure; of several, the first of each panel."""
+    """Draw heat maps: every measure of a single run, or, for several runs, the first measure of each panel."""
     from richter.report import figures
     caption = "One row for each layer, one column for each measurement; grey: no finding."
     filled = [measures for *_, measures in panels(_measures(shown), cards_of_all(shown))]
@@ -187,7 +187,7 @@ def _heat(shown: Sequence[Shown], album: Album) -> Markup:
 
 
 def _profiles(s: Shown, album: Album, runs: int) -> Markup:
-    """Of one run every measure that has one; of several, the first of each panel."""
+    """Draw profiles: every measure of a single run that has one, or, for several runs, the first measure of each panel."""
     from richter.report import figures
     filled = [measures for *_, measures in panels(_measures([s]), s.cards)]
     drawn = {m: (layers, profiles[-1]) for measures in filled for m in (measures if runs == 1 else measures[:1])
@@ -199,20 +199,21 @@ def _profiles(s: Shown, album: Album, runs: int) -> Markup:
     owner = f"{s.name}: " if runs > 1 else ""
     return joined([
         tag("h3", f"{owner}profiles") if owner else Markup(""),
-        album.page(f"profiles-{owner}", lambda: figures.profiles(s, list(drawn)), "Each measure over the layers, early steps "
-                   "light and late ones dark. A point marks the peak, a bar the layers that may as well have it."),
-        tag("details", tag("summary", "Where each of them is largest in the end"), tag("ul", *peaks, class_="soft"))])
+        album.page(f"profiles-{owner}", lambda: figures.profiles(s, list(drawn)), "Each measure over the layers, from early "
+                   "steps (light) to late ones (dark). A point marks the peak; a bar marks all layers that may be the peak."),
+        tag("details", tag("summary", "Layers where each measure is largest at the end"), tag("ul", *peaks, class_="soft"))])
 
 
 def _matrices(shown: Sequence[Shown], album: Album) -> Markup:
     parts = [part for s in shown for part in _matrices_of(s, album, len(shown))]
-    about = ("Red is positive, blue negative; each matrix has its own scale, written below it. Of a wide one, a point is the "
+    about = ("Red is positive, blue negative; each matrix has its own scale, written below it. In a wide matrix, a point is the "
              "largest entry of its block.")
     return joined([tag("p", about, class_="soft"), *parts]) if parts else Markup("")
 
 
 def _matrices_of(s: Shown, album: Album, runs: int) -> Iterable[Markup]:
-    """Those of a few layers, evenly over depth; with several runs fewer, and not the read-out, whose NFM is its AGOP."""
+    """Draw the matrices of a few layers, evenly spaced over depth. With several runs there are fewer layers, and no read-out (its
+    NFM is its AGOP)."""
     from richter.report import figures
     run, layers = s.run, plotdata.with_matrices(s.run)
     few = plotdata.chosen(layers if runs == 1 else layers[:-1] or layers, max(1, LAYERS // runs))
@@ -222,15 +223,15 @@ def _matrices_of(s: Shown, album: Album, runs: int) -> Iterable[Markup]:
     for i, k in enumerate(drawn):
         steps = plotdata.matrix_steps(run, k)
         when = f"at the first and the last step ({steps[0]}, {steps[-1]})" if len(steps) > 1 else f"at step {steps[0]}"
-        some = f" {len(drawn)} of {len(layers)} layers are shown." if i == 0 and len(drawn) < len(layers) else ""
+        part = f" {len(drawn)} of {len(layers)} layers are shown." if i == 0 and len(drawn) < len(layers) else ""
         yield tag("h3", f"{owner}layer {k}")
-        pictures = album.page(f"matrices-{owner}{k}", lambda k=k: figures.matrices(run, k), f"Feature matrices {when}.{some}")  # type: ignore[misc]
+        pictures = album.page(f"matrices-{owner}{k}", lambda k=k: figures.matrices(run, k), f"Feature matrices {when}.{part}")  # type: ignore[misc]
         yield tag("div", pictures, _spectra(s, k, album, owner), class_="pair")
     if plotdata.specialisations(run):
         yield tag("h3", f"{owner}specialisation of the outputs' kernels")
         yield album.page(f"specialisation-{owner}", lambda: figures.specialisation(run),
                          "Alignment of each output's kernel (rows) with each output's labels (columns), relative to the mean of "
-                         "its column: red is above it. A red diagonal: outputs have kernels of their own.")
+                         "its column: red is above it. A red diagonal means that outputs have specialised kernels.")
     if any(name != plotdata.KSM and (name not in plotdata.MATRICES or not layers) for name in plotdata.stored(run, WHOLE)):
         yield tag("h3", f"{owner}whole model")
         yield _spectra(s, WHOLE, album, owner)
@@ -244,10 +245,10 @@ def _spectra(s: Shown, layer: str, album: Album, owner: str) -> Markup:
     except RichterError as why:
         return tag("p", f"No spectra: {why}", class_="soft")
     if width > plotdata.SPECTRUM or len(names) > SPECTRA:
-        return tag("p", f"Spectra of matrices wider than {plotdata.SPECTRUM}, and of more than {SPECTRA} of a layer, are not "
-                        f"part of a report; they are drawn by richter.report.figures.spectra(run, {layer!r}).", class_="soft")
+        return tag("p", f"Spectra are left out for matrices wider than {plotdata.SPECTRUM}, and for layers with more than "
+                        f"{SPECTRA} arrays. Draw them with richter.report.figures.spectra(run, {layer!r}).", class_="soft")
     return album.page(f"spectra-{owner}{layer}", lambda: figures.spectra(s.run, layer, across=1),
-                      "Eigenvalues before and after; stored are the leading ones.")
+                      "Leading eigenvalues at the first and the last step.")
 
 
 def _scalars(shown: Sequence[Shown], album: Album) -> Markup:
@@ -258,13 +259,14 @@ def _scalars(shown: Sequence[Shown], album: Album) -> Markup:
     if not runs:
         return Markup("")
     late = {name: delay_of(run) for name, run in runs.items()}
-    stages = {f"{name}: {n}" if len(runs) > 1 else n: seen for name, run in runs.items() for n, seen in stages_of(run).items()}
-    ranks = {f"{name}: {n}" if len(runs) > 1 else n: seen for name, run in runs.items() if RANK in run.measures
-             for n, seen in saddles_of(run).items() if len(seen)}
-    marks = " Dotted: drops that come faster than what was before, with how well their times are known; pale bars: plateaus."
-    caption = f"As they were logged during training.{marks if any(map(len, stages.values())) else ''}"
+    stages = {f"{name}: {n}" if len(runs) > 1 else n: result
+              for name, run in runs.items() for n, result in stages_of(run).items()}
+    ranks = {f"{name}: {n}" if len(runs) > 1 else n: result for name, run in runs.items() if RANK in run.measures
+             for n, result in saddles_of(run).items() if len(result)}
+    marks = " Dotted lines: drops, with the uncertainty of their times as a band. Pale bars: plateaus."
+    caption = f"Curves as logged during training.{marks if any(map(len, stages.values())) else ''}"
     return joined([album.page("scalars", lambda: figures.scalars(runs), caption),
-                   *(tag("p", f"{name}: {seen}.") for name, seen in (*stages.items(), *ranks.items())),
+                   *(tag("p", f"{name}: {result}.") for name, result in (*stages.items(), *ranks.items())),
                    *(tag("p", f"{f'{name}: ' if len(runs) > 1 else ''}{words}.") for name, words in late.items() if words)])
 
 

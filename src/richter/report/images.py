@@ -24,7 +24,8 @@ CELLS = 14  # rows or columns up to which numbers are written in their cells
 
 
 def limits_of(grids: Iterable[Grid], card: Card) -> tuple[float, float]:
-    """Of the colours: the whole range where the card says so, otherwise from 0 (if the values come near it) to the largest."""
+    """Limits of the colours: the card's whole range if the card asks for it, otherwise from 0 (if values come near it) to the
+    largest value."""
     values = np.concatenate([g.values[np.isfinite(g.values)] for g in grids] or [np.empty(0)])
     if not len(values):
         return 0.0, 1.0
@@ -54,7 +55,7 @@ def heat_panels(panels: Sequence[tuple[str, Grid, tuple[float, float]]], title: 
 
 
 def _heat(ax: Axes, grid: Grid, limits: tuple[float, float]) -> Any:
-    """One column for each measurement, so that early and late ones are equally wide; their steps are written below."""
+    """Draw one column per measurement, so that all are equally wide; their steps are written below."""
     import matplotlib
     ax.spines[:].set_visible(False)
     ax.tick_params(length=2)
@@ -85,7 +86,7 @@ def _bar(figure: Figure, image: Any, ax: Any, rows: int) -> None:
 
 def cells_panel(ax: Axes, values: np.ndarray[Any, Any], rows: Sequence[str], columns: Sequence[str], low: float = 0.0,
                 high: float = 1.0) -> None:
-    """A matrix of numbers as colours, with the numbers written in their cells as long as they can be read there; grey: none."""
+    """Draw a matrix as colours. Numbers are written into cells that are large enough; missing values are grey."""
     import matplotlib
     colours = matplotlib.colormaps["viridis"].with_extremes(bad=EMPTY)
     ax.imshow(np.ma.masked_invalid(values), aspect="auto", interpolation="none", cmap=colours, vmin=low, vmax=high)
@@ -106,9 +107,9 @@ def cells_panel(ax: Axes, values: np.ndarray[Any, Any], rows: Sequence[str], col
 
 
 def matrix_panel(ax: Axes, A: np.ndarray[Any, Any]) -> float:
-    """Entries as colours around white for zero; the largest half per cent share the darkest, whose value is returned."""
+    """Draw entries as colours, with white for zero. The largest 0.5 % share the darkest colour, whose value is returned."""
     shown = shrink(A, BLOCKS)
-    tall, wide = (d / max(1, k) for d, k in zip(A.shape, shown.shape, strict=True))  # of a block
+    tall, wide = (d / max(1, k) for d, k in zip(A.shape, shown.shape, strict=True))  # sides of a block
     finite = np.abs(shown[np.isfinite(shown)])
     top = (float(np.quantile(finite, 0.995)) if finite.size else 0.0) or float(finite.max(initial=0.0)) or 1.0
     ax.imshow(np.ma.masked_invalid(shown), cmap="RdBu_r", vmin=-top, vmax=top, interpolation="none", aspect=tall / wide)

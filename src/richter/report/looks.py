@@ -1,4 +1,4 @@
-"""How figures look: colours, line styles, fonts, and what is set while one is drawn or saved."""
+"""Style of figures: colours, line styles, fonts, and matplotlib's settings while one is drawn or saved."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from richter.core import WHOLE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart; line styles go on where they end.
+# The colours of Okabe and Ito can be told apart with any colour vision; after the last one, line styles change.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 STYLES = ("-", "--", ":", "-.")
 WHOLE_COLOUR, FAINT, EMPTY = "#444444", "#8a8a8a", "#ececec"
-LEGEND = 7  # more layers than this are coloured along depth
+LEGEND = 7  # with more layers, colours follow depth
 
-# Names come from users, so no text is read as mathematics; ticks are written in axes.py.
+# Names come from users, so no text is parsed as mathematics; axes.py writes the ticks.
 LOOK: dict[Any, Any] = {
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans", "Verdana", "Helvetica", "Arial"], "font.size": 8.5,
     "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 9, "axes.labelsize": 8.5, "axes.linewidth": 0.7,
@@ -36,13 +36,13 @@ SAVED: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "richter", "pdf
 F = TypeVar("F", bound=Callable[..., "Figure"])
 
 
-class Look(NamedTuple):
+class LineStyle(NamedTuple):
     colour: str
     style: Any = "-"
 
 
 def styled(draw: F) -> F:
-    """Draw in this look, whatever the reader's own settings are, and leave those as they were."""
+    """Draw in this style, whatever the user's settings are, and restore these afterwards."""
     @functools.wraps(draw)
     def drawn(*args: Any, **options: Any) -> Figure:
         from matplotlib.style import context
@@ -51,22 +51,22 @@ def styled(draw: F) -> F:
     return drawn  # type: ignore[return-value]
 
 
-def depth_looks(layers: Sequence[str]) -> dict[str, Look]:
-    """A colour for each layer: a few by distinct colours, many along depth from dark to light."""
+def depth_looks(layers: Sequence[str]) -> dict[str, LineStyle]:
+    """Choose a colour for each layer: distinct colours for a few layers, dark to light over depth for many."""
     inner = [k for k in layers if k != WHOLE]
     if len(inner) <= LEGEND:
-        return {k: Look(COLOURS[i]) for i, k in enumerate(inner)} | {WHOLE: Look(WHOLE_COLOUR, "--")}
+        return {k: LineStyle(COLOURS[i]) for i, k in enumerate(inner)} | {WHOLE: LineStyle(WHOLE_COLOUR, "--")}
     from matplotlib.colors import to_hex
     colours = depth_map()(np.linspace(0, 1, len(inner)))
-    return {k: Look(to_hex(c)) for k, c in zip(inner, colours, strict=True)} | {WHOLE: Look("#D55E00", "--")}
+    return {k: LineStyle(to_hex(c)) for k, c in zip(inner, colours, strict=True)} | {WHOLE: LineStyle("#D55E00", "--")}
 
 
-def run_looks(names: Iterable[str]) -> dict[str, Look]:
-    return {name: Look(COLOURS[i % 7], STYLES[i // 7 % 4]) for i, name in enumerate(names)}
+def run_looks(names: Iterable[str]) -> dict[str, LineStyle]:
+    return {name: LineStyle(COLOURS[i % 7], STYLES[i // 7 % 4]) for i, name in enumerate(names)}
 
 
 def depth_map() -> Any:
-    """Dark blue to green-yellow: viridis without its lightest end, which is faint on white."""
+    """Return viridis without its lightest end, which is faint on white."""
     import matplotlib
     from matplotlib.colors import ListedColormap
     return ListedColormap(matplotlib.colormaps["viridis"](np.linspace(0.0, 0.9, 256)))

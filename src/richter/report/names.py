@@ -1,4 +1,4 @@
-"""Names as pictures and tables show them: layers in words, long names by their two ends."""
+"""Display names: layers in words, and long names shortened in the middle."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from richter.core import WHOLE
 
 
 def called(layer: str) -> str:
-    """A layer as people say it."""
+    """Return the display name of a layer."""
     return "whole model" if layer == WHOLE else layer.strip() or "(no name)"
 
 
 def shortened(name: str, most: int = 40) -> str:
-    """The two ends of a long name, on one line."""
+    """Shorten a long name to its two ends, on one line."""
     name = " ".join(name.split())
     return name if len(name) <= most else f"{name[:most // 2 - 1]}…{name[-(most - most // 2):]}"
 
 
 def short_names(layers: Sequence[str], most: int = 40) -> dict[str, str]:
-    """Names that fit: where one is too long, without the beginning that all have in common (``…0.attn.q``)."""
+    """Shorten names to fit: if one is too long, drop the beginning that all names share (``…0.attn.q``)."""
     inner = [k for k in layers if k != WHOLE]
     cut = 0
     if len(inner) > 1 and max(map(len, inner)) > most:

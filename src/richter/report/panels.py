@@ -12,9 +12,9 @@ from richter.core import Card, Interval
 from richter.measures.profile import Peak, peak
 from richter.report import plotdata
 from richter.report.axes import decade_ticks, say_why, shows_whole_range, step_axis, step_text
-from richter.report.looks import FAINT, LEGEND, Look, depth_map
+from richter.report.looks import FAINT, LEGEND, LineStyle, depth_map
 from richter.report.names import short_names, shortened
-from richter.report.plotdata import Line, Profile
+from richter.report.plotdata import CurveData, Profile
 from richter.report.thin import thin
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from richter.measures.stages import Stages
 
 
-def measure_panel(ax: Axes, lines: Mapping[str, tuple[Line, Look]], card: Card, linear: float | None) -> None:
-    """Curves of one measure with their bands, and the levels up to which it is lazy and from which on it is rich, if known."""
+def measure_panel(ax: Axes, lines: Mapping[str, tuple[CurveData, LineStyle]], card: Card, linear: float | None) -> None:
+    """Draw curves of one measure with their bands, and the levels that separate lazy from rich, if the card has them."""
     most = min(400, max(40, 5000 // max(1, len(lines))))
     for label, (line, look) in lines.items():
         _curve(ax, label, thin(line, most, linear), look, faint=len(lines) > LEGEND + 1)
@@ -36,14 +36,14 @@ def measure_panel(ax: Axes, lines: Mapping[str, tuple[Line, Look]], card: Card, 
 
 
 def _levels(ax: Axes, typical: Interval, words: tuple[str, str]) -> None:
-    """What lies below the interval and what above, written beside the panel at its ends."""
+    """Write the words for below and above the interval at the ends of the panel."""
     for level, word, side in ((typical.low, words[0], "top"), (typical.high, words[1], "bottom")):
         if ax.get_ylim()[0] < level < ax.get_ylim()[1]:
             ax.axhline(level, color=FAINT, linewidth=0.7, linestyle=(0, (2, 3)), zorder=0)
             ax.text(1.01, level, word, transform=ax.get_yaxis_transform(), fontsize=7, color="#707070", va=side)
 
 
-def _curve(ax: Axes, label: str, line: Line, look: Look, faint: bool = False) -> None:
+def _curve(ax: Axes, label: str, line: CurveData, look: LineStyle, faint: bool = False) -> None:
     width, size = (0.9, 1.5) if faint else (1.4, 2.6)
     ax.plot(line.step, line.value, look.style, color=look.colour, label=label, linewidth=width,
             marker="o" if len(line.step) <= 30 else None, markersize=size if len(line.step) > 1 else 4)
@@ -55,7 +55,7 @@ def _curve(ax: Axes, label: str, line: Line, look: Look, faint: bool = False) ->
                         linewidth=0)
 
 
-def scalar_panel(ax: Axes, name: str, lines: Mapping[str, tuple[Line, Look]], linear: float | None) -> None:
+def scalar_panel(ax: Axes, name: str, lines: Mapping[str, tuple[CurveData, LineStyle]], linear: float | None) -> None:
     for label, (line, look) in lines.items():
         few = thin(line, 600, linear)
         ax.plot(few.step, few.value, look.style, color=look.colour, label=label, linewidth=1.1,
@@ -70,8 +70,8 @@ def scalar_panel(ax: Axes, name: str, lines: Mapping[str, tuple[Line, Look]], li
         say_why(ax, [])
 
 
-def stage_marks(ax: Axes, stages: Stages, look: Look) -> None:
-    """Drops as dotted lines at their times, with how well these are known as a band; plateaus as pale bars at their levels."""
+def stage_marks(ax: Axes, stages: Stages, look: LineStyle) -> None:
+    """Mark drops by dotted lines at their times, with a band for the uncertainty, and plateaus by pale bars at their levels."""
     for plateau in stages.plateaus:
         ax.plot([plateau.start, plateau.end], [plateau.level] * 2, color=look.colour, alpha=0.25, linewidth=4, gid="plateau",
                 solid_capstyle="butt", zorder=0)
@@ -83,8 +83,8 @@ def stage_marks(ax: Axes, stages: Stages, look: Look) -> None:
 
 
 def profile_panel(ax: Axes, layers: Sequence[str], profiles: Sequence[Profile], card: Card) -> Peak:
-    """A measure over the layers, a curve for each of a few steps, the last one darkest; the peak of each is a point, and where
-    the top of the last is flat a bar shows the layers that may as well have it. Returns the last peak."""
+    """Draw a measure over the layers, one curve per step with the last one darkest. A point marks each peak. If the top of the
+    last curve is flat, a bar shows all layers that may be the peak. Returns the last peak."""
     place = np.arange(1.0, len(layers) + 1)
     colours = depth_map()(np.linspace(1, 0, max(2, len(profiles)))[-len(profiles):])
     for p, colour in zip(profiles, colours, strict=True):
@@ -101,13 +101,14 @@ def profile_panel(ax: Axes, layers: Sequence[str], profiles: Sequence[Profile], 
     ax.set_xlabel("layer")
     ax.grid(alpha=0.7)
     ax.legend(frameon=False, fontsize=7)
-    _heights(ax, [Line(place[known], p.value[known], p.error[known]) for p in profiles for known in [np.isfinite(p.value)]], card)
+    finite = [(p, np.isfinite(p.value)) for p in profiles]
+    _heights(ax, [CurveData(place[rows], p.value[rows], p.error[rows]) for p, rows in finite], card)
     ax.set_title(shortened(card.heading))
     return top
 
 
-def _heights(ax: Axes, lines: Sequence[Line], card: Card) -> None:
-    """Limits by the values, with the band of a typical error; one wide band does not flatten the curves."""
+def _heights(ax: Axes, lines: Sequence[CurveData], card: Card) -> None:
+    """Set limits from the values and a typical error, so that one wide band does not flatten the curves."""
     if not lines:
         return
     values, errors = (np.concatenate([getattr(line, c) for line in lines]) for c in ("value", "error"))

@@ -1,4 +1,4 @@
-"""What figures show, as arrays: curves, grids, spectra, matrices. Computed here, drawn in figures.py."""
+"""Data of figures as arrays: curves, grids, spectra, matrices. They are computed here and drawn in figures.py."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.float64]
 T = TypeVar("T")
 MATRICES = ("nfm", "agop", "egop")
-TIMES = 5  # at which profiles over layers are drawn
-FEATURES = "features"  # intensity, quality and utilisation of the features that a layer reads, a row each
-KSM = "ksm"  # which kernels point along which labels: no matrix of features, and it has no spectrum
-NESTED = 8  # levels of settings that become names
-SPECTRUM = 1024  # rows of a matrix whose spectrum is computed while somebody waits
-ENTRIES = 2 ** 24  # of an array that is shown: a small file may hold one that unpacks to more than there is memory
-FLOOR = 1e-7  # of the largest eigenvalue: below it, single precision is noise
+TIMES = 5  # steps at which profiles over layers are drawn
+FEATURES = "features"  # intensity, quality and utilisation of the features that a layer reads, one row each
+KSM = "ksm"  # alignment of kernels with labels; it is not a feature matrix and has no spectrum
+NESTED = 8  # levels of nested settings that become dotted names
+SPECTRUM = 1024  # rows of a matrix whose spectrum is computed while the user waits
+ENTRIES = 2 ** 24  # entries of an array that is shown; a small file may unpack to more than the memory holds
+FLOOR = 1e-7  # relative to the largest eigenvalue; smaller ones are rounding noise in single precision
 
 
 class Framed(Protocol):
-    """A Run or an Observer: something with rows."""
+    """An object with rows: a Run or an Observer."""
 
     @property
     def frame(self) -> pandas.DataFrame: ...
 
 
-class Line(NamedTuple):
+class CurveData(NamedTuple):
     """One curve: steps, values, standard errors (NaN: none)."""
 
     step: Numbers
@@ -45,7 +45,7 @@ class Line(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """A measure over layers at one step, in the order of depth: NaN where a layer has no finding."""
+    """A measure over layers at one step, in order of depth; NaN where a layer has no finding."""
 
     step: int
     value: Numbers
@@ -63,75 +63,75 @@ class Grid(NamedTuple):
 # ------------------------------------------------------------------------------------------------------------ rows
 
 def frame_of(subject: pandas.DataFrame | Framed) -> pandas.DataFrame:
-    """Its rows. The words of their marks are a column of a Run's and an Observer's; a table of a user's own may lack it."""
+    """Return the rows of a Run, an Observer or a table. A user's own table may lack the column of marks."""
     return subject if hasattr(subject, "columns") else subject.frame  # type: ignore[return-value, union-attr]
 
 
 def depth(frames: Iterable[pandas.DataFrame]) -> list[str]:
-    """The layers of one or several frames in the order of measuring, the whole model last."""
+    """Layers of one or several frames in measuring order, with the whole model last."""
     layers = dict.fromkeys(k for frame in frames for k in frame.layer.unique())
     return [k for k in layers if k != WHOLE] + [WHOLE] * (WHOLE in layers)
 
 
 def findings(frame: pandas.DataFrame, measure: str) -> pandas.DataFrame:
-    """The finite rows of a measure, by step. What has its value by definition is no finding."""
-    mine = frame[(frame.measure == measure) & np.isfinite(frame.value)]
-    if "mark" in mine:
-        mine = mine[mine.mark != Mark.TRIVIAL.value]
-    return mine.sort_values("step", kind="stable")
+    """Return the finite rows of a measure, by step, without trivial values."""
+    rows = frame[(frame.measure == measure) & np.isfinite(frame.value)]
+    if "mark" in rows:
+        rows = rows[rows.mark != Mark.TRIVIAL.value]
+    return rows.sort_values("step", kind="stable")
 
 
-def lines(frame: pandas.DataFrame, measure: str) -> dict[str, Line]:
-    """A curve for each layer that has one, in the order of depth."""
+def lines(frame: pandas.DataFrame, measure: str) -> dict[str, CurveData]:
+    """Return one curve per layer that has values, in order of depth."""
     parts = dict(tuple(findings(frame, measure).groupby("layer", sort=False)))
-    return {k: Line(*(parts[k][c].to_numpy(np.float64) for c in ("step", "value", "error")))
+    return {k: CurveData(*(parts[k][c].to_numpy(np.float64) for c in ("step", "value", "error")))
             for k in depth([frame]) if k in parts}
 
 
 def grid(frame: pandas.DataFrame, measure: str) -> Grid:
-    mine = findings(frame, measure)
-    steps = sorted(int(s) for s in mine.step.unique())
-    measured = set(mine.layer)
+    rows = findings(frame, measure)
+    steps = sorted(int(s) for s in rows.step.unique())
+    measured = set(rows.layer)
     layers = [k for k in depth([frame]) if k in measured]
     values = np.full((len(layers), len(steps)), np.nan)
     row, column = {k: i for i, k in enumerate(layers)}, {s: j for j, s in enumerate(steps)}
-    values[[row[k] for k in mine.layer], [column[int(s)] for s in mine.step]] = mine.value
+    values[[row[k] for k in rows.layer], [column[int(s)] for s in rows.step]] = rows.value
     return Grid(layers, steps, values)
 
 
-def profiles(lines: Mapping[str, Line], most: int = TIMES) -> tuple[list[str], list[Profile]]:
-    """Of the curves of all layers: the layers, without the whole model, and the measure over them at a few of its steps, the
-    first and the last among them. Fewer than three layers have no profile: nothing lies between the ends."""
+def profiles(lines: Mapping[str, CurveData], most: int = TIMES) -> tuple[list[str], list[Profile]]:
+    """Return the layers without the whole model, and profiles at a few steps, including the first and the last. With fewer than
+    three layers there is no profile."""
     inner = {k: line for k, line in lines.items() if k != WHOLE}
     steps = sorted({int(s) for line in inner.values() for s in line.step})
     if len(inner) < 3:
         return list(inner), []
-    known = [{int(s): (v, e) for s, v, e in zip(*line, strict=True)} for line in inner.values()]
+    by_step = [{int(s): (v, e) for s, v, e in zip(*line, strict=True)} for line in inner.values()]
     nothing = (np.nan, np.nan)
-    drawn = [Profile(s, *np.array([mine.get(s, nothing) for mine in known]).T) for s in chosen(steps, most)]
+    drawn = [Profile(s, *np.array([layer_values.get(s, nothing) for layer_values in by_step]).T) for s in chosen(steps, most)]
     return list(inner), [p for p in drawn if np.isfinite(p.value).sum() > 1]
 
 
-def scalar_lines(table: pandas.DataFrame) -> dict[str, Line]:
-    """The user's own curves, of a frame with a column ``step``."""
+def scalar_lines(table: pandas.DataFrame) -> dict[str, CurveData]:
+    """Return the user's logged curves from a frame with a column ``step``."""
     lines = {}
     for name in (c for c in table.columns if c != "step"):
         value = table[name].to_numpy(np.float64)
         real = np.isfinite(value)
-        lines[str(name)] = Line(table.step.to_numpy(np.float64)[real], value[real], np.full(real.sum(), np.nan))
+        lines[str(name)] = CurveData(table.step.to_numpy(np.float64)[real], value[real], np.full(real.sum(), np.nan))
     return lines
 
 
-# ------------------------------------------------------------------------------------------------ what fits a picture
+# ------------------------------------------------------------------------------------------------ selection for figures
 
 def threshold(steps: Iterable[float]) -> float | None:
-    """Up to where a step axis is linear before it turns logarithmic; None where it is linear all along."""
+    """End of the linear part of a step axis, where the logarithmic part starts; None if the axis is linear throughout."""
     positive = [s for s in steps if s > 0]
     return None if not positive or max(positive) < 20 * min(positive) else float(min(positive))
 
 
 def chosen(items: Sequence[T], most: int) -> list[T]:
-    """At most ``most`` of them, evenly spread, the first and (of two or more) the last included."""
+    """Choose at most ``most`` items, evenly spaced, including the first and (of two or more) the last."""
     if len(items) <= most or most < 2:
         return list(items[:most])
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
@@ -140,30 +140,30 @@ def chosen(items: Sequence[T], most: int) -> list[T]:
 # --------------------------------------------------------------------------------------------------------- matrices
 
 def stored(run: Run, layer: str) -> dict[str, list[int]]:
-    """name -> steps of the arrays of a layer."""
+    """Map the name of each array of a layer to its steps."""
     steps: dict[str, list[int]] = {}
     for k, name, step in run.arrays:
-        if k == layer and name not in (INPUTS, FEATURES):  # they have figures of their own
+        if k == layer and name not in (INPUTS, FEATURES):  # these have figures of their own
             steps.setdefault(name, []).append(step)
     return {name: sorted(steps[name]) for name in sorted(steps, key=_order)}
 
 
 def with_matrices(run: Run) -> list[str]:
-    """The layers that have an NFM or an AGOP, by depth."""
+    """Layers that have an NFM or an AGOP, by depth."""
     have = list(dict.fromkeys(k for k, name, _ in run.arrays if name in MATRICES[:2]))
     place = {k: i for i, k in enumerate(run.layers)}
     return sorted(have, key=lambda k: place.get(k, len(place)))
 
 
 def shown(run: Run, name: str, layer: str, step: int | None = None) -> NDArray[Any]:
-    """A stored array, if it is of a size to be shown, as real numbers: complex ones by their magnitude."""
+    """Return a stored array as real numbers if it is small enough to show; complex numbers become magnitudes."""
     fitting(run, name, layer, step)
     stored = run.array(name, layer, step)
     return stored.astype(np.uint8) if stored.dtype == bool else np.abs(stored) if np.iscomplexobj(stored) else stored
 
 
 def fitting(run: Run, name: str, layer: str, step: int | None = None) -> tuple[int, ...]:
-    """The shape of a stored array of a size to be shown, which is known before it is unpacked."""
+    """Return the shape of a stored array, checked against the size limit before it is unpacked."""
     shape = run.shape(name, layer, step)
     if math.prod(shape) > ENTRIES:
         raise StoreError(f"the array {name!r} of layer {layer!r} has shape {shape}; arrays of up to {ENTRIES:,} entries are "
@@ -172,7 +172,7 @@ def fitting(run: Run, name: str, layer: str, step: int | None = None) -> tuple[i
 
 
 def spectrum(run: Run, name: str, layer: str, step: int) -> Numbers:
-    """Eigenvalues of a stored matrix, largest first, those that stand above rounding. A stored vector is a spectrum."""
+    """Eigenvalues of a stored matrix above rounding noise, largest first. A stored vector is already a spectrum."""
     shape = fitting(run, name, layer, step)
     values = run.array(name, layer, step) if len(shape) == 1 else run.eigenpairs(name, layer, step)[0]
     values = np.sort(values.astype(np.float64))[::-1]
@@ -181,7 +181,8 @@ def spectrum(run: Run, name: str, layer: str, step: int) -> Numbers:
 
 
 def spectra(run: Run, layer: str) -> dict[str, dict[int, Numbers]]:
-    """name -> {first step: eigenvalues, last step: eigenvalues}; what has none (not symmetric) is left out."""
+    """Map names to {first step: eigenvalues, last step: eigenvalues}. Matrices without a spectrum (not symmetric) are left
+    out."""
     spectra: dict[str, dict[int, Numbers]] = {}
     for name, steps in stored(run, layer).items():
         if name == KSM:
@@ -190,11 +191,11 @@ def spectra(run: Run, layer: str) -> dict[str, dict[int, Numbers]]:
             spectra[name] = {s: spectrum(run, name, layer, s) for s in dict.fromkeys((steps[0], steps[-1]))}
         except StoreError:
             continue
-    return {name: mine for name, mine in spectra.items() if any(len(v) for v in mine.values())}
+    return {name: by_step for name, by_step in spectra.items() if any(len(v) for v in by_step.values())}
 
 
 def matrices(run: Run, layer: str, step: int) -> dict[str, NDArray[Any]]:
-    """NFM, AGOP and EGOP of a layer at a step. The EGOP of the whole model stands beside the layer that reads the input."""
+    """NFM, AGOP and EGOP of a layer at a step. The EGOP of the whole model is placed with the layer that reads the input."""
     have = stored(run, layer)
     arrays = {name: shown(run, name, layer, step) for name in MATRICES if step in have.get(name, ())}
     square = {name: a for name, a in arrays.items() if a.ndim == 2 and a.shape[0] == a.shape[1]}
@@ -212,27 +213,28 @@ def matrices(run: Run, layer: str, step: int) -> dict[str, NDArray[Any]]:
 
 
 def matrix_steps(run: Run, layer: str) -> list[int]:
-    """The first and the last step at which a layer has an NFM or an AGOP."""
-    steps = sorted({s for name, mine in stored(run, layer).items() if name in MATRICES[:2] for s in mine})
+    """First and last step at which a layer has an NFM or an AGOP."""
+    steps = sorted({s for name, array_steps in stored(run, layer).items() if name in MATRICES[:2] for s in array_steps})
     return list(dict.fromkeys(steps[:1] + steps[-1:]))
 
 
 def matrix_entries(run: Run, layer: str) -> int:
-    """Of all matrices of a layer that are drawn: the work of reading them."""
+    """Number of entries in all matrices of a layer that are drawn, a measure of the time to read them."""
     steps, have = matrix_steps(run, layer), stored(run, layer)
     return sum(math.prod(run.shape(name, layer, s)) for name in MATRICES for s in steps if s in have.get(name, ()))
 
 
 def specialisations(run: Run) -> dict[str, list[int]]:
-    """Layer -> the first and the last step of its KSM, by depth, the whole model last; what is too wide to draw is left out."""
+    """Map each layer to the first and last step of its KSM, by depth, with the whole model last. Matrices too wide to draw are
+    left out."""
     steps: dict[str, list[int]] = {}
     for k, name, step in run.arrays:
         if name == KSM:
             steps.setdefault(k, []).append(step)
     ends = {k: dict.fromkeys((min(steps[k]), max(steps[k]))) for k in (*run.layers, WHOLE) if k in steps}
-    drawn = {k: [s for s in mine if len(shape := run.shape(KSM, k, s)) == 2 and shape[0] == shape[1] <= SPECTRUM]
-             for k, mine in ends.items()}
-    return {k: mine for k, mine in drawn.items() if mine}
+    drawn = {k: [s for s in ksm_steps if len(shape := run.shape(KSM, k, s)) == 2 and shape[0] == shape[1] <= SPECTRUM]
+             for k, ksm_steps in ends.items()}
+    return {k: ksm_steps for k, ksm_steps in drawn.items() if ksm_steps}
 
 
 def _order(name: str) -> tuple[int, str]:
@@ -242,7 +244,7 @@ def _order(name: str) -> tuple[int, str]:
 # --------------------------------------------------------------------------------------------------- names, settings
 
 def labelled(runs: Sequence[Run]) -> dict[str, Run]:
-    """Runs by a name each: that of the folder, with the folder above where two are alike, numbered if that is not enough."""
+    """Give each run a unique name: its folder, with the parent folder if two are equal, and a number if that is not enough."""
     names = [r.name for r in runs]
     names = [n if names.count(n) == 1 else f"{r.path.resolve().parent.name}/{n}" for n, r in zip(names, runs, strict=True)]
     return {n if names.count(n) == 1 else f"{n} ({names[:i + 1].count(n)})": r
@@ -250,9 +252,8 @@ def labelled(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def flat(settings: Any, path: tuple[str, ...] = ()) -> dict[str, str]:
-    """Settings as dotted names and texts: {"model": {"width": 8}, "tags": {}} is {"model.width": "8", "tags": "{}"}.
-
-    What is nested deeper than NESTED is one text; so are settings that are no mapping, under the name "settings"."""
+    """Flatten settings to dotted names: {"model": {"width": 8}, "tags": {}} gives {"model.width": "8", "tags": "{}"}. Settings
+    nested deeper than NESTED become one text. Settings that are no mapping get the name "settings"."""
     if isinstance(settings, Mapping) and len(path) < NESTED and (settings or not path):
         return {name: text for k, v in settings.items() for name, text in flat(v, (*path, str(k))).items()}
     if settings is None and not path:
@@ -262,7 +263,7 @@ def flat(settings: Any, path: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def differences(settings: Sequence[Mapping[str, str]]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """What differs (name -> one text for each run, empty where it is absent) and what is common."""
+    """Split settings into those that differ (name -> one text per run, empty where absent) and those in common."""
     names = dict.fromkeys(k for s in settings for k in s)
     values = {k: [s.get(k, "") for s in settings] for k in names}
     return ({k: v for k, v in values.items() if len(set(v)) > 1}, {k: v[0] for k, v in values.items() if len(set(v)) == 1})

@@ -1,4 +1,4 @@
-"""A picture of bytes as a PNG file, by the standard library alone: a dashboard starts without matplotlib."""
+"""Encode pixels as a PNG file with the standard library alone, so that a dashboard starts without matplotlib."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Of red, green and blue [h, w, 3]."""
+    """Encode red, green and blue values [h, w, 3]."""
     h, w, _ = pixels.shape
-    lines = b"".join(b"\0" + row.tobytes() for row in np.ascontiguousarray(pixels))  # each without a filter
+    lines = b"".join(b"\0" + row.tobytes() for row in np.ascontiguousarray(pixels))  # each line without a filter
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,4 +1,4 @@
-"""What a page asks for beside the runs: the words after the ? of an address."""
+"""Parameters of a request to the dashboard: the part of an address after the ``?``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Default = TypeVar("Default", int, None)
 
 
 class Query:
-    """Keys and their values; a key may be given several times. What cannot be read as asked is refused with a sentence."""
+    """Keys and values; a key may occur several times. Invalid values are refused with one sentence."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
         self.pairs = tuple(pairs)
 
     def several(self, key: str) -> list[str]:
-        """Every value of a key, each once."""
+        """Return every value of a key, without repetitions."""
         return list(dict.fromkeys(v for k, v in self.pairs if k == key))
 
     def one(self, key: str) -> str:
@@ -27,7 +27,7 @@ class Query:
         return values[0]
 
     def whole(self, key: str, low: int, high: int, default: Default) -> int | Default:
-        """A whole number between these, ends included."""
+        """Read an integer between ``low`` and ``high``, both included."""
         text = next((v for k, v in reversed(self.pairs) if k == key), None)
         if text is None:
             return default

@@ -1,4 +1,4 @@
-"""The parts of a report that are words and tables: verdict, last values, claims, settings, cost, sessions, references."""
+"""Sections of a report that are text and tables: verdict, last values, claims, settings, cost, sessions, references."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Named(Protocol):
 # ------------------------------------------------------------------------------------------------------------ verdict
 
 def verdict(s: Named, several: bool = False, brief: bool = False) -> Markup:
-    """In words, with what speaks for it, layer by layer."""
+    """Write the verdict with its evidence, and the verdict of each layer."""
     chip = _status(s.run.status)
     swatch = tag("span", class_="swatch", style=f"border-color:{s.colour}") if several else ""
     line = tag("h3", swatch, s.name, chip) if several or brief else ""
@@ -85,7 +85,7 @@ def _bar(change: float) -> Markup:
 # -------------------------------------------------------------------------------------------------------- last values
 
 def last_values(s: Named, several: bool = False) -> Markup:
-    """The last measurement as a table, and why a number is missing."""
+    """Write the last measurement as a table, with the reasons for missing numbers."""
     if not s.snapshots:
         return Markup("")
     last = s.snapshots[-1]
@@ -99,7 +99,7 @@ def last_values(s: Named, several: bool = False) -> Markup:
     notes = [f"{_few(places)}: {note}" for note, places in remarks.items()]
     notes += [f"{called(k)}: {note}" for k, note in last.notes.items()]
     heads = [tag("span", m, title=f"{card(m, s.cards).heading}. {card(m, s.cards).sentence}".strip()) for m in last.measures]
-    words = f"Step {last.step}. 0.823(12) is 0.823 ± 0.012 over probe examples; a dot marks a value that is so by definition."
+    words = f"Step {last.step}. 0.823(12) is 0.823 ± 0.012 over probe examples; a dot marks a trivial value (true by definition)."
     return joined([tag("h3", s.name) if several else "", tag("p", words, class_="soft"),
                    tag("div", table(["layer", *heads], rows, class_="numbers"), class_="scroll"),
                    tag("ul", *(tag("li", n) for n in notes), class_="soft") if notes else ""])
@@ -112,7 +112,7 @@ def _few(places: Sequence[str], most: int = 4) -> str:
 # ------------------------------------------------------------------------------------------------------------- claims
 
 def claims(name: str, records: Mapping[str, Mapping[str, Any]], several: bool = False) -> Markup:
-    """What the run was to show: the claim, its bar, the value, and whether it holds."""
+    """Write a table of claims: the claim, its bar, the value, and whether it holds."""
     if not records:
         return Markup("")
     rows = []
@@ -126,18 +126,18 @@ def claims(name: str, records: Mapping[str, Mapping[str, Any]], several: bool = 
 # -------------------------------------------------------------------------------------------- settings, cost, sessions
 
 def settings(runs: Sequence[tuple[str, Any]], differing: bool = False) -> Markup:
-    """One run: all of them. Several: those that differ, or those that all have in common."""
+    """Write settings: all settings of one run; for several runs those that differ, or those that they have in common."""
     differ, common = plotdata.differences([plotdata.flat(s) for _, s in runs])
     if differing:
         return _differing(differ, [name for name, _ in runs], [name for name, s in runs if not plotdata.flat(s)])
     if not common:
         return Markup("") if differ or len(runs) > 1 else tag("p", "None were recorded.", class_="soft")
-    words = tag("p", "In common; what differs is above.", class_="soft") if len(runs) > 1 else ""
+    words = tag("p", "Settings in common; those that differ are above.", class_="soft") if len(runs) > 1 else ""
     return joined([words, table(["setting", "value"], list(common.items()))])
 
 
 def _differing(differ: Mapping[str, Sequence[str]], names: Sequence[str], bare: Sequence[str]) -> Markup:
-    """``bare``: the runs that have no settings, of which nothing can be said."""
+    """``bare``: runs without recorded settings."""
     if len(bare) == len(names):
         return tag("p", "The runs have no settings, so nothing is known of what differs. Give each its own: "
                         "Observer(..., run=..., settings=...).")
@@ -148,7 +148,7 @@ def _differing(differ: Mapping[str, Sequence[str]], names: Sequence[str], bare: 
 
 
 def cost(runs: Sequence[Named]) -> Markup:
-    """What measuring took, beside the time that the run took as a whole."""
+    """Write a table of the cost of measuring, and its share of the run's time."""
     rows = []
     for s in runs:
         seconds = np.array([x.seconds for x in s.snapshots if math.isfinite(x.seconds)])
@@ -159,12 +159,12 @@ def cost(runs: Sequence[Named]) -> Markup:
                      f"{seconds.sum():.3g} s" if len(seconds) else "", f"{np.median(seconds):.3g} s" if len(seconds) else "",
                      f"{np.median(passes):.3g}" if passes else "",
                      f"{seconds.sum() / whole:.1%}" if len(seconds) and math.isfinite(whole) and whole > 0 else ""])
-    heads = ["run", "measurements", "probe examples", "time in all", "median", "passes each", "share of the run's time"]
+    heads = ["run", "measurements", "probe examples", "total time", "median", "passes each", "share of the run's time"]
     return table(heads, rows)
 
 
 def sessions(runs: Sequence[Named]) -> Markup:
-    """Seeds, and each process that wrote: when, how it ended, on what."""
+    """Write tables of the seeds, and of each process that wrote the run: its times, how it ended, and its environment."""
     seeds = [[s.name, ", ".join(f"{k} {v}" for k, v in s.run.seeds.items()) or "none recorded"] for s in runs]
     rows = []
     for s in runs:
@@ -208,7 +208,7 @@ def _time(seconds: float | None) -> str:
 # --------------------------------------------------------------------------------------------------------- references
 
 def references(runs: Iterable[Named]) -> Markup:
-    """The papers behind the measures of the runs, to be cited with them."""
+    """List the papers behind the measures of the runs, with BibTeX."""
     from richter.core.values import bibtex, reference
     from richter.core.values import references as known
     refs = [card(m, s.cards).ref for s in runs for m in s.run.measures]

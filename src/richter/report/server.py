@@ -1,4 +1,4 @@
-"""``richter serve``: a dashboard of a store of runs, in the browser, live while they train. It only reads."""
+"""``richter serve``: a live dashboard of a store of runs, in the browser. It is read-only."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from richter.core import RichterError, SelectionError, StoreError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-NEEDS = ("starlette", "uvicorn", "plotly")  # what the extra "dashboard" installs
+NEEDS = ("starlette", "uvicorn", "plotly")  # packages that the extra "dashboard" installs
 
 
 def serve(store: str | os.PathLike[str] = "runs", host: str = "127.0.0.1", port: int = 8642, token: str | None = None,
           open_browser: bool = False) -> None:
-    """Show the runs below ``store`` until interrupted. Prints its address when it listens; ``port=0`` takes a free one.
+    """Show the runs below ``store`` until interrupted. The address is printed when the server is ready; ``port=0`` takes a free
+    port. Other machines can connect only with ``host="0.0.0.0"`` (or another address of this machine), and they need the token in
+    the printed address.
 
-    Other machines reach it only with ``host="0.0.0.0"`` (or an address of this one), and then need the token in the printed
-    address.
     """
     _need_the_extra()
     import uvicorn
@@ -48,7 +48,7 @@ def serve(store: str | os.PathLike[str] = "runs", host: str = "127.0.0.1", port:
 
 
 def application(store: str | os.PathLike[str], host: str = "127.0.0.1", token: str | None = None) -> ASGIApp:
-    """The dashboard as an ASGI application, for a server of your own."""
+    """Return the dashboard as an ASGI application, for a server of your own."""
     _need_the_extra()
     from richter.report.app import application
     return application(store, host, token)
@@ -56,15 +56,15 @@ def application(store: str | os.PathLike[str], host: str = "127.0.0.1", token: s
 
 def _need_the_extra() -> None:
     if missing := [name for name in NEEDS if importlib.util.find_spec(name) is None]:
-        raise RichterError(f"the dashboard needs {', '.join(missing)}, which a plain installation leaves out: "
-                           f"pip install 'richter[dashboard]'. Reports (`richter report`) need nothing more.")
+        raise RichterError(f"the dashboard needs {', '.join(missing)}, which a plain installation does not include: "
+                           f"pip install 'richter[dashboard]'. Reports (`richter report`) work without it.")
 
 
 def _listening(host: str, port: int) -> socket.socket:
     if not 0 <= port < 2 ** 16:
-        raise SelectionError(f"port={port} is no port: 1 to 65535, or 0 for any that is free.")
+        raise SelectionError(f"port={port} is not a port: use 1 to 65535, or 0 for any free port.")
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128)
     except (OSError, UnicodeError) as why:
         raise SelectionError(f"cannot listen at {host}, port {port}: {why}. If the port is taken (by another dashboard?), choose "
-                             f"another one, or 0 for any that is free.") from why
+                             f"another one, or 0 for any free port.") from why

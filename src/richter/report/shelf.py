@@ -1,4 +1,4 @@
-"""The runs of a store as a dashboard sees them: found again and again, opened a few at a time, asked only if they changed."""
+"""The runs of a store as the dashboard reads them: a few stay open, and files are read again only when they have changed."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from richter.core import RichterError, SelectionError, StoreError
-from richter.report.listing import Listing, Summary, mark_of
+from richter.report.listing import Listing, RunSummary, mark_of
 from richter.runs import Run, inside
 from richter.runs.place import DATABASE, stamp
 
 Answer = TypeVar("Answer")
-PATIENCE = 10.0  # seconds that one waits for the file system of a run
-# in which reading a file that somebody has damaged can end
+PATIENCE = 10.0  # seconds to wait for the file system of a run
+# errors that reading a damaged file can raise
 DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError, OSError,
           sqlite3.Error)
 
 
-class _Entry:
-    """A run that is open, or about to be."""
+class _OpenRun:
+    """A run that is open or is being opened."""
 
     def __init__(self) -> None:
         self.users, self.retired = 0, False
@@ -38,15 +38,15 @@ class _Entry:
 
 
 class Turns:
-    """Who asks the file system about a run, one at a time: where it does not answer, nobody else is sent after the first."""
+    """Serialise access to each run's file system. If it does not answer, only the first request waits for it."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._taken: dict[str, tuple[threading.Event, float]] = {}  # set when the turn has ended, and when it began
+        self._taken: dict[str, tuple[threading.Event, float]] = {}  # event set at the end of the turn, and the start time
 
     def __call__(self, name: str, work: Callable[[], Answer], apart: bool = False) -> Answer:
-        """``apart``: in a thread of its own, for which nobody waits for ever. Others have been answered before; to start a thread
-        would take longer than what they ask."""
+        """Run ``work`` for a run. ``apart``: use a separate thread, so that the wait can time out. Runs that are already open
+        have answered before, and starting a thread would take longer than the work itself."""
         self._take(name)
         if not apart:
             try:
@@ -92,12 +92,12 @@ class Turns:
 
 
 class Shelf:
-    """Thread-safe. ``with shelf.open(name) as run``: at most ``most`` runs stay open that nobody reads."""
+    """Open runs of a store. Thread-safe. ``with shelf.open(name) as run``: at most ``most`` unused runs stay open."""
 
     def __init__(self, store: str | os.PathLike[str], most: int = 64) -> None:
         self.given, self.store, self.most = os.fspath(store), Path(store).resolve(), most
         self._guard = threading.Lock()
-        self._open: OrderedDict[str, _Entry] = OrderedDict()
+        self._open: OrderedDict[str, _OpenRun] = OrderedDict()
         self._turns = Turns()
         self.listing = Listing(self)
 
@@ -105,7 +105,7 @@ class Shelf:
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[Run]:
-        """A run of the store by its name; whatever is wrong with it is a StoreError."""
+        """Open a run of the store by its name. Every failure is a StoreError."""
         entry = self._take(name)
         try:
             with understood(name):
@@ -113,14 +113,14 @@ class Shelf:
         finally:
             self._give_back(name, entry)
 
-    def _opened(self, name: str, entry: _Entry) -> Run:
+    def _opened(self, name: str, entry: _OpenRun) -> Run:
         path = self.path(name)
         if entry.run is None or entry.run.path != path:
             entry.run = Run(path)
         return entry.run
 
     def path(self, name: str) -> Path:
-        """Its folder, which lies in the store: names do not lead out. That the files in it are no links, the reader sees to."""
+        """Return the run's folder. Names cannot lead outside the store; the reader checks that the files inside are no links."""
         try:
             folder = inside(self.store, name)
             exists = (folder / DATABASE).is_file()
@@ -133,13 +133,13 @@ class Shelf:
         return folder
 
     def mark(self, name: str) -> str:
-        """Something short that differs when the run has changed; asks the file system only."""
+        """Return a short text that differs when the run has changed. It only reads file times and sizes."""
         with understood(name):
             return mark_of(self._turns(name, lambda: stamp(self.path(name) / DATABASE)))
 
-    def _take(self, name: str) -> _Entry:
+    def _take(self, name: str) -> _OpenRun:
         with self._guard:
-            entry = self._open.setdefault(name, _Entry())
+            entry = self._open.setdefault(name, _OpenRun())
             self._open.move_to_end(name)
             entry.users += 1
             idle = [n for n, e in self._open.items() if not e.users]
@@ -153,14 +153,14 @@ class Shelf:
         if not entry.users:
             entry.close()
 
-    def _give_back(self, name: str, entry: _Entry) -> None:
+    def _give_back(self, name: str, entry: _OpenRun) -> None:
         with self._guard:
             entry.users -= 1
             if entry.users:
                 return
             if entry.retired:
                 entry.close()
-            elif entry.run is None:  # there is no such run, or it does not open
+            elif entry.run is None:  # the run does not exist, or cannot be opened
                 self._retire(name)
 
     def close(self) -> None:
@@ -169,13 +169,13 @@ class Shelf:
             for name in list(self._open):
                 self._retire(name)
 
-    def summaries(self) -> list[Summary]:
-        """Every run of the store, also those that cannot be read."""
+    def summaries(self) -> list[RunSummary]:
+        """Return every run of the store, also unreadable ones."""
         return self.listing.known()
 
 
 class Chosen:
-    """The runs that a page shows: ``for name, run in runs``, each open until the next one; or the only one of them."""
+    """The runs that a page shows. ``for name, run in runs`` keeps each open until the next one; ``one()`` is the only run."""
 
     def __init__(self, shelf: Shelf, names: Sequence[str]) -> None:
         self.names, self.current = list(names), ""
@@ -197,7 +197,7 @@ class Chosen:
 
     @property
     def mark(self) -> str:
-        """Differs when one of them has changed; asks the file system only."""
+        """Return a text that differs when one of the runs has changed. It only reads file times and sizes."""
         return repr([self._shelf.mark(name) for name in self.names])
 
     def __enter__(self) -> Chosen:
@@ -209,7 +209,7 @@ class Chosen:
 
 @contextlib.contextmanager
 def understood(name: str) -> Iterator[None]:
-    """A damaged file can hold anything anywhere; what goes wrong in reading it is said in a sentence."""
+    """Turn errors from reading a damaged file into a StoreError."""
     try:
         yield
     except RichterError:

@@ -1,4 +1,4 @@
-"""Figures as files and as images of a page: SVG that is small and the same every time, and PDF."""
+"""Export of figures: small, reproducible SVG as files or embedded images, and PDF."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from richter.runs import Run
 
 STATIC = Path(__file__).parent / "static"
-STORED = 2 ** 20  # bytes of a stored picture that a page shows
+STORED = 2 ** 20  # bytes of a stored image that a page embeds
 
 PAGE_FONT = 'text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif !important}'
 
 
 def svg_text(figure: Figure) -> str:
-    """As a file of its own: text stays text."""
+    """Return a figure as SVG whose text stays text."""
     import matplotlib
     out = io.StringIO()
     with matplotlib.rc_context(SAVED), _laid_out(figure):
@@ -37,29 +37,29 @@ def svg_text(figure: Figure) -> str:
 
 
 def picture(figure: Figure, words: str) -> Markup:
-    """As an image of a page, in the font of the page. A browser runs no script in an image and loads nothing for it, whatever
-    the texts in it are. ``words`` stand for it where it cannot be seen."""
+    """Return a figure as an embedded image, in the font of the page. A browser runs no script in an image and loads nothing for
+    it, whatever text it contains. ``words``: the alternative text."""
     text = svg_text(figure).replace("</style>", f"{PAGE_FONT}</style>", 1)
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
     return image("svg", text.encode(), words, width=width, height=height)
 
 
 def image(kind: str, data: bytes, words: str, **attributes: object) -> Markup:
-    """The bytes of an SVG or PNG picture as an image whose address holds them."""
+    """Return the bytes of an SVG or PNG file as an image with a data address."""
     address = f"data:image/{'svg+xml' if kind == 'svg' else kind};base64,{base64.b64encode(data).decode()}"
     return tag("img", src=address, alt=words, **attributes)
 
 
 def stored_picture(run: Run, name: str, kind: str, words: str = "") -> Markup:
-    """A picture that was stored with a run, as an image, in which nothing can run; of a large one where it lies."""
+    """Return an image stored with a run, embedded so that no script can run. A large one is only mentioned."""
     data = run.figure(name, kind)
     if kind == "pdf" or len(data) > STORED:
-        return tag("p", f"{name}.{kind} ({len(data) / 1000:.0f} kB) lies in the run.", class_="soft")
+        return tag("p", f"{name}.{kind} ({len(data) / 1000:.0f} kB) is stored in the run.", class_="soft")
     return tag("figure", tag("div", image(kind, data, words or name), class_="picture"), tag("figcaption", words or name))
 
 
 def _smaller(element: re.Match[str]) -> str:
-    """A tag with two digits after the point, which is finer than paper. Texts are between tags and stay as they are."""
+    """Round the numbers in an SVG tag to two decimals, which is finer than print. Text is between tags and does not change."""
     head, marker, rest = element[0].partition("base64,")
     head = re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip(".") or "0", head)
     if not marker:
@@ -69,7 +69,7 @@ def _smaller(element: re.Match[str]) -> str:
 
 
 def _fewer_colours(data: str) -> str:
-    """A picture of numbers has the colours of its colour map: kept as a table of at most 255 of them."""
+    """Store an image of at most 255 colours with a colour table, if that is smaller."""
     from PIL import Image
     image = Image.open(io.BytesIO(base64.b64decode(data)))
     out = io.BytesIO()
@@ -87,13 +87,13 @@ def pdf_bytes(figure: Figure) -> bytes:
 
 
 def put(path: Path, data: bytes) -> Path:
-    """A file, written aside and then renamed: whole or not at all, and in the place of a link, not where it leads. The folder of
-    a run may be a stranger's."""
+    """Write a file aside and rename it, so that it is complete or absent. A link is replaced, not followed, because the folder of
+    a run may come from a stranger."""
     if path.exists() and not path.is_file():
-        raise StoreError(f"{path} is no regular file, and nothing is written to it. Choose another name.")
+        raise StoreError(f"{path} is not a regular file, so nothing is written to it. Choose another name.")
     aside = path.with_name(f".richter-{secrets.token_hex(8)}.part")
     try:
-        with open(aside, "xb") as file:  # with the permissions that the umask leaves
+        with open(aside, "xb") as file:  # with the permissions of the umask
             file.write(data)
         aside.replace(path)
     finally:
@@ -103,14 +103,16 @@ def put(path: Path, data: bytes) -> Path:
 
 @contextmanager
 def _laid_out(figure: Figure) -> Iterator[None]:
-    """With its layout computed once, which spares matplotlib a second drawing of everything."""
+    """Compute the layout once, so that matplotlib does not draw everything twice."""
     engine = figure.get_layout_engine()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # text stays text: whoever shows it has the letters, or not
+        # text stays text: the reader's fonts decide whether a letter is shown
+        warnings.filterwarnings("ignore", "Glyph .* missing")
         if engine is None:
             yield
             return
-        # where axes stand decides their ticks, and so the next layout: put back, the same figure is laid out the same again
+        # Positions of axes determine their ticks, and so the next layout. Restore them, so that the same figure gives the same
+        # layout.
         before = [(ax, ax.get_position(original=True), ax.get_position(), ax.get_in_layout()) for ax in figure.axes]
         engine.execute(figure)
         figure.set_layout_engine(None)

@@ -1,4 +1,4 @@
-"""The meaning of the bytes and texts of a run: provenance, records as plain data, rows as blocks, arrays."""
+"""The file format of a run: provenance, records as plain data, rows as blocks, arrays."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ PACKAGES = ("richter", "torch", "numpy", "transformers", "scikit-learn")
 
 
 def provenance() -> dict[str, Any]:
-    """Command, versions, revision and hardware of this process."""
+    """Return command, versions, revision and hardware of this process."""
     return {"command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [], "python": platform.python_version(),
             "versions": versions(), "revision": revision(), "hardware": hardware(), "pid": os.getpid(), "host": platform.node()}
 
@@ -49,8 +50,8 @@ def versions() -> dict[str, str]:
 
 
 def revision(folder: Path | None = None, *only: str) -> str | None:
-    """The git revision of a folder (the working one), with + when files differ from it (``only``: these); None outside a
-    repository."""
+    """Return the git revision of a folder (default: the working one), with + if files were changed (``only``: these files); None
+    outside a repository."""
     def git(*words: str) -> str | None:
         try:
             done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=5, check=False)
@@ -63,7 +64,7 @@ def revision(folder: Path | None = None, *only: str) -> str | None:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores, memory, and the GPU if torch is at work and sees one. Never loads torch itself."""
+    """Return processor, cores, memory, and the GPU if torch is loaded and has one. It never loads torch itself."""
     facts: dict[str, Any] = {"machine": platform.machine(), "processor": platform.processor(), "cores": os.cpu_count()}
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -80,45 +81,48 @@ def hardware() -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------------------ records
 
-DEPTH = 100  # of settings within settings that are written,
-DEEPEST = 400  # and of what is read: Python itself follows up to a thousand calls
-HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # of characters: where one stands alone, no text can be made of it
+DEPTH = 100  # nesting depth of settings that are written
+DEEPEST = 400  # nesting depth of records that are read; Python allows about a thousand calls
+HALVES = re.compile(r"\\u[dD][89a-fA-F]")  # surrogates; a single one is not valid text
 
 
 def plain(settings: Any, where: str = "settings", depth: int = 0) -> Any:
-    """A dataclass or mapping of settings as what JSON can hold; what it cannot is refused, not turned into text."""
+    """Convert a dataclass or mapping of settings to JSON data. Values without a JSON form raise an error instead of becoming
+    text."""
     if depth > DEPTH:
-        raise StoreError(f"{where[:60]}... is nested more than {DEPTH} deep, or holds itself. The record of a run cannot.")
+        raise StoreError(f"{where[:60]}... is nested more than {DEPTH} levels deep, or contains itself. The record of a run "
+                         f"cannot.")
     inside = partial(plain, depth=depth + 1)
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         return {f.name: inside(getattr(settings, f.name), f"{where}.{f.name}") for f in dataclasses.fields(settings)}
     if isinstance(settings, Mapping):
         record = {inside(str(k), f"a key of {where}"): inside(v, f"{where}[{k!r}]") for k, v in settings.items()}
         if len(record) < len(settings):
-            raise StoreError(f"{where} has keys that are the same as text: {list(settings)}. A record keeps them as text.")
+            raise StoreError(f"{where} has keys that are equal as text: {list(settings)}. A record stores them as text.")
         return record
     if isinstance(settings, (set, frozenset)):
-        return sorted((inside(v, f"{where}[{v!r}]") for v in settings), key=json.dumps)  # the order of a set is not its own
+        return sorted((inside(v, f"{where}[{v!r}]") for v in settings), key=json.dumps)  # the order of a set is arbitrary
     if isinstance(settings, (list, tuple)):
         return [inside(v, f"{where}[{i}]") for i, v in enumerate(settings)]
     if isinstance(settings, enum.Enum):
         return plain(settings.value, where)
     if isinstance(settings, (str, Path)):
         if not _is_utf8(text := str.__str__(settings) if isinstance(settings, str) else str(settings)):
-            raise StoreError(f"{where} is {text!r}, which holds what is no character of UTF-8. The record of a run cannot.")
+            raise StoreError(f"{where} is {text!r}, which contains characters that UTF-8 does not have. The record of a run "
+                             f"cannot.")
         return text
     if settings is None or isinstance(settings, (bool, int, float)):
         return settings
     if hasattr(settings, "item") and getattr(settings, "ndim", -1) == 0:  # a number of numpy or torch
         return plain(settings.item(), where)
-    if isinstance(settings, argparse.Namespace):
+    if isinstance(settings, (argparse.Namespace, SimpleNamespace)):
         return plain(vars(settings), where)
-    raise StoreError(f"{where} is a {type(settings).__name__}, which cannot be kept in the record of a run. Settings are "
-                     f"numbers, texts, lists and dataclasses of them.")
+    raise StoreError(f"{where} is a {type(settings).__name__}, which cannot be stored in the record of a run. Settings are "
+                     f"numbers, texts, lists and dataclasses of these.")
 
 
 def parsed(text: Any) -> Any:
-    """The record that a run of unknown origin holds as text; none that whoever works with it could not."""
+    """Parse a record of a run of unknown origin; raise an error if it is invalid or too deeply nested."""
     try:
         value = json.loads(text)
         if HALVES.search(text):
@@ -135,7 +139,7 @@ def parsed(text: Any) -> Any:
 
 
 def worded(error: BaseException) -> str:
-    """An error in one line, whatever its class makes of ``str``."""
+    """Return an error in one line, even if its class fails in ``str``."""
     try:
         text = str(error)
     except Exception as why:
@@ -147,16 +151,16 @@ def whole_step(step: Any) -> int:
     try:
         number = operator.index(step)
     except TypeError:
-        raise StoreError(f"step={step!r}: what is written to a run has a whole number as its step.") from None
+        raise StoreError(f"step={step!r}: the step of everything written to a run must be a whole number.") from None
     if not -2 ** 63 <= number < 2 ** 63:
         raise StoreError(f"step={step!r}: a step has at most 64 bits.")
     return number
 
 
 def plain_text(text: Any) -> str:
-    """A name or note of exactly the class ``str``, so that it is the same when it is read."""
+    """Return a name or note as an object of exactly the class ``str``, so that it is the same when it is read."""
     if not isinstance(text, str) or not _is_utf8(text):
-        raise StoreError(f"{text!r}: names and notes of a run are text, of characters that UTF-8 has.")
+        raise StoreError(f"{text!r}: names and notes of a run must be text with valid UTF-8 characters.")
     return str.__str__(text)
 
 
@@ -169,20 +173,22 @@ def _is_utf8(text: str) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
-# A block has all rows of one write, a chunk a piece of one curve: flags, the number of rows, the steps (first and stride, where
-# they are even), the curves (not in a chunk), values, and only where there are any: errors, numbers of notes, marks. NaN is NaN;
-# no note is 0; the marks are numbered as in MARKS.
+# A block has all rows of one write; a chunk has a piece of one curve. Both contain: flags, the number of rows, the steps (first
+# and
+# stride, if they are even), the curves (not in a chunk), values, and only if there are any: errors, numbers of notes, marks. NaN
+# is
+# NaN; 0 means no note; marks are numbered as in MARKS.
 
-KINDS = ("<i8", "<u4", "<f8", "<f8", "<u4", "u1")  # of the columns
-FLAGS = (0, 1, 0, 4, 8, 16)  # by which a block says that it has a column; 0: every block has it
-EVEN = 2  # the flag of even steps
+KINDS = ("<i8", "<u4", "<f8", "<f8", "<u4", "u1")  # types of the columns
+FLAGS = (0, 1, 0, 4, 8, 16)  # flag bits of the columns in a block; 0: always present
+EVEN = 2  # flag of even steps
 HEAD = struct.Struct("<BI")
 MARKS = (Mark.EXACT, Mark.TRIVIAL, Mark.ESTIMATED, Mark.BOUND, Mark.UNDEFINED, Mark.REFUSED, Mark.IDLE,
-         Mark.FAILED)  # a new one goes to the end
+         Mark.FAILED)  # new marks must be appended
 
 
 class Columns(NamedTuple):
-    """Rows: step, curve (None: all of one), value, error, note and mark (None: no row has one)."""
+    """Rows: step, curve (None: all rows are of one), value, error, note and mark (None: no row has one)."""
 
     step: NDArray[np.int64]
     series: NDArray[np.int64] | None
@@ -201,7 +207,7 @@ NONE = Columns(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.emp
 
 def pack(c: Columns) -> bytes:
     n = len(c.step)
-    differences = np.diff(c.step)  # modulo 2^64, as they are added again
+    differences = np.diff(c.step)  # modulo 2^64, like the sums when reading
     even = bool((differences == differences[:1]).all())
     step = np.append(c.step[:1], differences[:1] if n > 1 else 0) if even else c.step
     error = None if np.isnan(c.error).all() else c.error
@@ -213,13 +219,13 @@ def pack(c: Columns) -> bytes:
 
 
 def pack_step(step: int, series: Sequence[int], values: Iterable[float]) -> bytes:
-    """``pack`` of values at one step, without an array for each column."""
+    """``pack`` for values at one step, without an array for each column."""
     n = len(series)
     return struct.pack(f"<BIqq{n}I{n}d", FLAGS[1] | EVEN, n, step, 0, *series, *values)
 
 
 def head(body: bytes) -> tuple[int, int]:
-    """Flags and number of rows."""
+    """Return flags and number of rows."""
     if len(body) < HEAD.size:
         raise StoreError("a block of its rows is cut off")
     flags, n = HEAD.unpack_from(body)
@@ -232,13 +238,13 @@ def _layout(counts: tuple[int, ...]) -> np.dtype[Any]:
 
 
 def unpack(bodies: Iterable[bytes]) -> Columns:
-    """The rows of blocks one after the other; those of the same form are read together. What is no block is refused before
-    something is made of it."""
+    """Read the rows of consecutive blocks; blocks of equal form are read together. Invalid blocks raise an error before anything
+    is allocated."""
     pieces = []
     for (flags, n, size), group in itertools.groupby(bodies, key=lambda body: (*head(body), len(body))):
         counts = 2 if flags & EVEN else n, *(n if not flag or flags & flag else 0 for flag in FLAGS[1:])
         if not n or flags >= 32 or size != HEAD.size + sum(map(operator.mul, counts, (8, 4, 8, 8, 4, 1))):
-            raise StoreError("a block of its rows has another size than it says")
+            raise StoreError("a block of its rows does not have the announced size")
         blocks = np.frombuffer(b"".join(group), _layout(counts))
         columns: list[Any] = [blocks[name].astype(np.float64 if kind == "<f8" else np.int64).reshape(-1) if count else None
                               for name, kind, count in zip(Columns._fields, KINDS, counts, strict=True)]
@@ -246,13 +252,13 @@ def unpack(bodies: Iterable[bytes]) -> Columns:
             columns[0] = (columns[0][::2, None] + columns[0][1::2, None] * np.arange(n)).reshape(-1)
         c = Columns(*columns)
         if c.mark is not None and c.mark.max() >= len(MARKS):
-            raise StoreError(f"its rows hold the mark {c.mark.max()}, and no row has such a one")
+            raise StoreError(f"its rows contain the mark {c.mark.max()}, which does not exist")
         pieces.append(c if flags & FLAGS[3] else c._replace(error=np.full(len(c.step), np.nan)))
     return joined(pieces)
 
 
 def joined(pieces: Sequence[Columns]) -> Columns:
-    """Rows one after the other."""
+    """Concatenate rows."""
     if len(pieces) == 1:
         return pieces[0]
 
@@ -265,7 +271,7 @@ def joined(pieces: Sequence[Columns]) -> Columns:
 
 
 def latest(c: Columns) -> Columns:
-    """Rows of one curve by step, and of several for the same step the one that was written last."""
+    """Sort the rows of one curve by step; of several rows for one step keep the last one written."""
     if (c.step[1:] > c.step[:-1]).all():
         return c
     order = np.argsort(c.step, kind="stable")
@@ -274,7 +280,7 @@ def latest(c: Columns) -> Columns:
 
 
 def by_curve(c: Columns) -> dict[int, Columns]:
-    """The rows of each curve, in the order of writing."""
+    """Split rows by curve, in writing order."""
     if c.series is None or not len(c.series):
         return {}
     order = np.argsort(c.series, kind="stable")
@@ -285,18 +291,18 @@ def by_curve(c: Columns) -> dict[int, Columns]:
 
 
 # ------------------------------------------------------------------------------------------------------------- arrays
-# Arrays are compressed where that pays, and symmetric positive semi-definite ones may be kept by their leading eigenpairs.
+# Arrays are compressed if that saves space, and symmetric positive semi-definite ones may be stored by their leading eigenpairs.
 
-LARGE = 2 ** 20  # bytes; above, an array is a file of its own
-MOST = 2 ** 32  # bytes; no array of a run is larger, so that a small file cannot ask for all the memory there is
-SAMPLE = 2 ** 15  # bytes that are deflated to see whether it pays
-NUMBERS = "biufc"  # booleans, integers, floats, complex: never objects
+LARGE = 2 ** 20  # bytes; larger arrays are separate files
+MOST = 2 ** 32  # bytes; no array of a run is larger, so a small file cannot request all memory
+SAMPLE = 2 ** 15  # bytes that are compressed as a test
+NUMBERS = "biufc"  # booleans, integers, floats, complex; never objects
 DTYPE = re.compile(rf"[<|][{NUMBERS}](1|2|4|8|16|32)")
 DIMENSIONS = 32
 
 
 class Encoded(NamedTuple):
-    """An array as bytes; ``form`` is plain, zlib, eigen (values and vectors), or half and half-zlib (the lower triangle of a
+    """An array as bytes. ``form``: plain, zlib, eigen (values and vectors), or half and half-zlib (the lower triangle of a
     symmetric matrix)."""
 
     form: str
@@ -306,31 +312,33 @@ class Encoded(NamedTuple):
 
 
 def encode(values: ArrayLike, keep: float | None = None) -> Encoded:
-    """``keep``: a symmetric positive semi-definite matrix by its leading eigenpairs, up to that share of its trace."""
+    """Encode an array. ``keep``: store a symmetric positive semi-definite matrix by leading eigenpairs, up to this share of its
+    trace."""
     try:
         a = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as why:
-        raise StoreError(f"a {type(values).__name__} that is no array of numbers cannot be stored as one: {why}.") from why
+        raise StoreError(f"a {type(values).__name__} is not an array of numbers and cannot be stored: {why}.") from why
     dtype, size = a.dtype.newbyteorder("<"), a.dtype.itemsize
     if dtype.kind not in NUMBERS:
-        raise StoreError(f"arrays of numbers can be stored; this one has dtype {a.dtype}.")
+        raise StoreError(f"only arrays of numbers can be stored; this one has dtype {a.dtype}.")
     if not _fits(a.shape, size):
-        raise StoreError(f"an array of shape {a.shape} and dtype {a.dtype} is too large for a run, which keeps up to 4 GiB and "
-                         f"{DIMENSIONS} dimensions in one. Store a part of it, or keep it elsewhere.")
+        raise StoreError(f"an array of shape {a.shape} and dtype {a.dtype} is too large for a run, which stores up to 4 GiB and "
+                         f"{DIMENSIONS} dimensions per array. Store a part of it, or keep it elsewhere.")
     if keep is not None:
         if not 0 < keep <= 1:
-            raise StoreError(f"eigen={keep!r}: the share of the trace to keep is above 0 and at most 1.")
+            raise StoreError(f"eigen={keep!r}: the share of the trace to keep must be above 0 and at most 1.")
         if dtype.kind != "f":
-            raise StoreError(f"only a matrix of real floating-point numbers is kept by eigenpairs; this one has dtype {a.dtype}. "
-                             f"Store it whole (eigen=None).")
+            raise StoreError(f"only a matrix of real floating-point numbers can be stored by eigenpairs; this one has dtype "
+                             f"{a.dtype}. Store it whole (eigen=None).")
         eigenvalues, vectors = leading(a, keep)
-        if size > 2 and len(eigenvalues) * (len(a) + 1) < a.size:  # half precision would spoil the vectors
+        if size > 2 and len(eigenvalues) * (len(a) + 1) < a.size:  # half precision would be too inaccurate for the vectors
             pairs = np.concatenate([eigenvalues[:, None], vectors.T], 1).astype(dtype)
             return Encoded("eigen", dtype.str, a.shape, _deflated(pairs.tobytes(), size))
     half = a.ndim == 2 and a.shape[0] == a.shape[1] > 1 and np.array_equal(a, a.T)
     raw = (a[np.tri(len(a), dtype=bool)] if half else a).astype(dtype, copy=False).tobytes()
-    # Does deflating save a fifth? The last bits of measured numbers are noise, and packing noise costs more time than it saves
-    # room. Of a large array a piece from the middle tells.
+    # Compress only if it saves a fifth: the last bits of measured numbers are noise, and compressing noise costs more time than
+    # it
+    # saves space. For a large array a piece from the middle decides.
     start = max(0, len(raw) // 2 - SAMPLE // 2) // size * size
     sample = raw[start:start + SAMPLE // size * size]
     pays = len(_deflated(sample, size)) < 0.8 * len(sample)
@@ -349,22 +357,23 @@ def decode(form: str, dtype: str, shape: tuple[int, ...], data: bytes) -> NDArra
             return np.frombuffer(data, kind).reshape(shape).copy()
         if form in ("half", "half-zlib") and len(shape) == 2 and shape[0] == shape[1]:
             entries = decode("zlib" if form == "half-zlib" else "plain", dtype, (shape[0] * (shape[0] + 1) // 2,), data)
-            whole, lower = np.empty(shape, kind), np.tri(shape[0], dtype=bool)  # not before it is known that there is so much
+            # allocated only after the announced size was verified
+            whole, lower = np.empty(shape, kind), np.tri(shape[0], dtype=bool)
             whole[lower] = whole.T[lower] = entries
             return whole
         if form == "eigen":
             values, vectors = eigenpairs(dtype, shape, data)
             return ((vectors * values) @ vectors.T).astype(kind)
     except MemoryError:
-        raise StoreError(f"an array of dtype {dtype} and shape {shape} is larger than the memory that is free.") from None
-    raise StoreError(f"an array of form {form!r} is nothing that Richter writes.")
+        raise StoreError(f"an array of dtype {dtype} and shape {shape} is larger than the free memory.") from None
+    raise StoreError(f"Richter writes no arrays of form {form!r}.")
 
 
 def eigenpairs(dtype: str, shape: tuple[int, ...], data: bytes) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Values [r] and vectors [d, r] of a matrix that is kept by them, without forming it."""
+    """Return values [r] and vectors [d, r] of a matrix that is stored by them, without forming it."""
     kind = _kind(dtype, shape)
     if kind.kind != "f" or len(shape) != 2 or shape[0] != shape[1]:
-        raise StoreError(f"eigenpairs of an array of dtype {dtype!r} and shape {shape} are nothing that Richter writes.")
+        raise StoreError(f"Richter writes no eigenpairs of arrays of dtype {dtype!r} and shape {shape}.")
     row = (shape[0] + 1) * kind.itemsize
     raw = _inflated(data, shape[0] * row, kind.itemsize)
     if len(raw) % row:
@@ -374,7 +383,7 @@ def eigenpairs(dtype: str, shape: tuple[int, ...], data: bytes) -> tuple[NDArray
 
 
 def leading(a: NDArray[Any], share: float) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The largest eigenvalues [r] and their vectors [d, r] that make up ``share`` of the trace."""
+    """Return the largest eigenvalues [r] and their vectors [d, r] that make up ``share`` of the trace."""
     if a.ndim != 2 or a.shape[0] != a.shape[1]:
         raise StoreError(f"only a symmetric matrix has eigenpairs to keep; this array has shape {a.shape}.")
     if a.dtype.kind == "c" or not np.isfinite(a).all():
@@ -385,8 +394,8 @@ def leading(a: NDArray[Any], share: float) -> tuple[NDArray[Any], NDArray[Any]]:
     values, vectors = np.linalg.eigh(a / 2 + a.T / 2)
     values, vectors = values[::-1], vectors[:, ::-1]
     total = np.cumsum(values.clip(0))
-    if -values.clip(max=0).sum() > 1e-5 * total[-1:].sum():  # more than the rounding of single precision leaves
-        raise StoreError("a matrix with negative eigenvalues cannot be kept by its leading ones; store it whole (eigen=None).")
+    if -values.clip(max=0).sum() > 1e-5 * total[-1:].sum():  # more than the rounding errors of single precision
+        raise StoreError("a matrix with negative eigenvalues cannot be stored by its leading ones; store it whole (eigen=None).")
     rank = int(np.searchsorted(total, share * total[-1], side="left")) + 1 if len(total) and total[-1] > 0 else 0
     return values[:rank], vectors[:, :rank]
 
@@ -411,30 +420,30 @@ def _fits(shape: tuple[int, ...], itemsize: int) -> bool:
 
 
 def _kind(dtype: str, shape: tuple[int, ...]) -> np.dtype[Any]:
-    """The announced dtype, if arrays of it and of this shape are written at all."""
+    """Return the announced dtype, if Richter writes arrays of this dtype and shape."""
     try:
         kind = np.dtype(dtype) if DTYPE.fullmatch(dtype) else None
     except TypeError:
         kind = None  # e.g. a float of 8 bits
     if kind is None or any(k < 0 for k in shape) or not _fits(shape, kind.itemsize):
-        raise StoreError(f"an array of dtype {dtype!r} and shape {shape} is nothing that Richter writes.")
+        raise StoreError(f"Richter writes no arrays of dtype {dtype!r} and shape {shape}.")
     return kind
 
 
 def _deflated(raw: bytes, itemsize: int) -> bytes:
-    """Bytes of equal weight side by side (exponents with exponents), then deflated."""
+    """Put bytes of equal significance side by side (exponents with exponents), and compress."""
     return zlib.compress(np.frombuffer(raw, np.uint8).reshape(-1, itemsize).T.tobytes(), 1)
 
 
 def _inflated(data: bytes, most: int, itemsize: int) -> bytes:
-    """``_deflated`` undone: never more than was announced, and the whole stream, whose end holds its checksum."""
+    """Undo ``_deflated``. At most the announced size is read, and the whole stream, because its end contains the checksum."""
     stream = zlib.decompressobj()
     try:
         raw = stream.decompress(data, most + 1)
     except zlib.error as why:
         raise StoreError(f"a stored array is damaged: {why}.") from why
     if not stream.eof:
-        raise StoreError("a stored array is damaged: its bytes end too early, or are more than its shape says.")
+        raise StoreError("a stored array is damaged: it has fewer or more bytes than its shape needs.")
     if len(raw) % itemsize:
-        raise StoreError("a stored array is damaged: its bytes are no whole number of entries.")
+        raise StoreError("a stored array is damaged: its size is not a whole number of entries.")
     return np.frombuffer(raw, np.uint8).reshape(itemsize, -1).T.tobytes()

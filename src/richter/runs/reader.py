@@ -1,4 +1,4 @@
-"""Reading a run, also while it is being written: rows, curves, arrays, claims, figures. Loads what is asked for, no more."""
+"""Reading of runs, also while they are being written: rows, curves, arrays, claims, figures. Everything is loaded on demand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from richter.runs import format as arrays
 from richter.runs import place as lock
 from richter.runs.format import MARKS, Columns, joined, parsed
 from richter.runs.place import DATABASE, LOCK, OBJECTS, object_path
-from richter.runs.sqlite import Curve, Kind, Reader
+from richter.runs.sqlite import Kind, RunReader, StoredCurve
 
 if TYPE_CHECKING:
     import pandas
@@ -36,7 +36,7 @@ class Series(NamedTuple):
 
 
 class Session(NamedTuple):
-    """One process that wrote the run: when, how it ended, and on what."""
+    """One process that wrote the run: its times, how it ended, and its provenance."""
 
     begun: float
     ended: float | None
@@ -47,7 +47,7 @@ class Session(NamedTuple):
 class Run:
     """A run on disk.
 
-    >>> run = richter.runs.open("runs/demo")
+    >>> run = richter.runs.load("runs/demo")
     >>> run.status, run.measures, run.layers
     >>> run.series("nfc", "0")             # steps, values, errors
     >>> run.frame                          # pandas: step, layer, measure, value, error, note, mark
@@ -56,15 +56,15 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._database = Reader(self.path)
+        self._database = RunReader(self.path)
         self.name = self.path.resolve().name
 
     def close(self) -> None:
-        """Close the file; the next question opens it again."""
+        """Close the file; the next access opens it again."""
         self._database.close()
 
     def _table(self, name: str) -> list[Any]:
-        """The rows of a small table without their sums."""
+        """Return the rows of a small table without their checksums."""
         with self._database.moment() as now:
             return [row[:-1] for row in now.table(name)]
 
@@ -72,7 +72,7 @@ class Run:
         text = next((value for _, name, value in self._table("meta") if name == key), None)
         return None if text is None else parsed(text)
 
-    def _curves(self, kind: Kind) -> list[Curve]:
+    def _curves(self, kind: Kind) -> list[StoredCurve]:
         with self._database.moment() as now:
             return now.of_kind(kind)
 
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """running, finished, interrupted (its process has gone), or failed with the reason."""
+        """Status: running, finished, interrupted (its process has ended), or failed with the reason."""
         if lock.held(self.path / LOCK):
             return "running"
         last = self.sessions[-1:]
@@ -106,11 +106,11 @@ class Run:
 
     @property
     def failures(self) -> list[Failure]:
-        """Everything that could not be measured or written, and why."""
+        """Everything that could not be measured or written, with reasons."""
         try:
             return [Failure.from_json(record) for record in self._meta("failures") or []]
         except (ValueError, TypeError) as why:
-            raise StoreError(f"the run {self.path} holds something else than failures: {why}. It is damaged.") from why
+            raise StoreError(f"the run {self.path} has an invalid record of failures: {why}. It is damaged.") from why
 
     # --------------------------------------------------------------------------------------------------------- rows
 
@@ -120,22 +120,22 @@ class Run:
 
     @property
     def layers(self) -> list[str]:
-        """The layers in the order in which they were measured, the whole model (``"*"``) last."""
+        """Layers in measuring order, with the whole model (``"*"``) last."""
         return sorted(dict.fromkeys(c.layer for c in self._curves("row")), key=lambda layer: layer == WHOLE)
 
     @property
     def names(self) -> list[str]:
-        """The names of the scalars."""
+        """Names of the scalars."""
         return [c.name for c in self._curves("scalar") if c.layer == ""]
 
     @property
     def steps(self) -> list[int]:
-        """The steps at which it was measured."""
+        """Steps of the measurements."""
         return [row[0] for row in self._table("snapshots")]
 
     @property
     def last(self) -> int | None:
-        """The last step that anything was written for."""
+        """Last step of any written data."""
         with self._database.moment() as now:
             rows = now.extent(now.curves.values())
             return max([*(rows or ()), *self.steps, *(step for _, _, step in self.arrays)], default=None)
@@ -144,7 +144,7 @@ class Run:
         return any((c.name, c.layer) == (measure, layer) for c in self._curves("row"))
 
     def series(self, measure: str, layer: str = WHOLE, *, after: int | None = None) -> Series:
-        """One measure of one layer over time; ``after``: only later steps."""
+        """Return one measure of one layer over time; ``after``: only later steps."""
         if (series := self._series("row", layer, measure, after)) is not None:
             return series
         layers = [c.layer for c in self._curves("row") if c.name == measure]
@@ -159,7 +159,7 @@ class Run:
 
     def _series(self, kind: Kind, layer: str, name: str, after: int | None) -> Series | None:
         if after is not None and not -2 ** 63 <= after < 2 ** 63:
-            raise SelectionError(f"no run can hold what was asked for ({after!r}): a step has at most 64 bits.")
+            raise SelectionError(f"after={after!r} is not a valid step: a step has at most 64 bits.")
         with self._database.moment() as now:
             if (c := now.curves.get((kind, layer, name))) is None:
                 return None
@@ -167,11 +167,12 @@ class Run:
         return Series(rows.step, rows.value, rows.error)
 
     def curves(self, measures: Iterable[str], layers: Iterable[str]) -> dict[tuple[str, str], tuple[Series, Remark]]:
-        """The series of these measures and layers that exist, by (measure, layer), with the mark and note of the last row."""
+        """Return the existing series of these measures and layers, by (measure, layer), with the mark and note of the last
+        row."""
         return self._several("row", {(layer, name) for name in measures for layer in layers})
 
     def scalar_curves(self, names: Iterable[str]) -> dict[str, Series]:
-        """The series of these scalars that exist, by name."""
+        """Return the existing series of these scalars, by name."""
         return {name: series for (name, _), (series, _) in self._several("scalar", {("", name) for name in names}).items()}
 
     def _several(self, kind: Kind, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], tuple[Series, Remark]]:
@@ -187,7 +188,7 @@ class Run:
         return result
 
     def _rows(self, *kinds: Kind, steps: Sequence[int] = ()) -> list[Any]:
-        """A table, column by column, by kind, step and curve; ``steps``: of one or two steps only."""
+        """Return a table as columns, ordered by kind, step and curve; ``steps``: only these one or two steps."""
         with self._database.moment() as now:
             curves, notes = [c for kind in kinds for c in now.of_kind(kind)], now.notes
             rows = now.rows(curves, steps).values()
@@ -210,7 +211,7 @@ class Run:
 
     @property
     def scalars(self) -> pandas.DataFrame:
-        """The user's curves: a column for each name, by step."""
+        """Scalars logged by the user: one column per name, by step."""
         import pandas as pd
         frame = pd.DataFrame({name: pd.Series(s.value, index=s.step) for name, s in self.scalar_curves(self.names).items()})
         return frame.rename_axis("step").reset_index(allow_duplicates=True)
@@ -222,13 +223,13 @@ class Run:
 
     @property
     def ends(self) -> list[Snapshot]:
-        """The first and the last measurement: what a verdict needs, without reading what lies between."""
+        """First and last measurement, which a verdict needs; the others are not read."""
         with self._database.moment() as now:
             steps = now.extent(now.of_kind("row"))
             return [] if steps is None else self.at(steps)
 
     def at(self, steps: Sequence[int] = ()) -> list[Snapshot]:
-        """The measurements at these steps (none: at all of them)."""
+        """Return the measurements at these steps (default: at all)."""
         with self._database.moment() as now:
             table = [column.tolist() if isinstance(column, np.ndarray) else column for column in self._rows("row", steps=steps)]
             costs = {step: cost for step, _, *cost, _ in now.table("snapshots") if not steps or step in steps}
@@ -246,20 +247,20 @@ class Run:
 
     @property
     def arrays(self) -> list[tuple[str, str, int]]:
-        """(layer, name, step) of every array; none is loaded."""
+        """Return (layer, name, step) of every array; none is loaded."""
         return sorted((row[1:4] for row in self._table("arrays")), key=operator.itemgetter(2))
 
     def array(self, name: str, layer: str = WHOLE, step: int | None = None) -> NDArray[Any]:
-        """One array; of the last step if none is given. A matrix kept by eigenpairs is put together again."""
+        """Return one array; default: at its last step. A matrix stored by eigenpairs is reconstructed."""
         form, dtype, shape, data = self._stored(name, layer, step)
         return arrays.decode(form, dtype, shape, data)
 
     def shape(self, name: str, layer: str = WHOLE, step: int | None = None) -> tuple[int, ...]:
-        """The shape of an array, read without its bytes."""
+        """Return the shape of an array without reading its data."""
         return self._stored(name, layer, step, load=False)[2]
 
     def eigenpairs(self, name: str, layer: str = WHOLE, step: int | None = None) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Leading eigenvalues [r] and vectors [d, r] of a symmetric matrix, however it is kept."""
+        """Return leading eigenvalues [r] and vectors [d, r] of a symmetric matrix, in whatever form it is stored."""
         form, dtype, shape, data = self._stored(name, layer, step)
         if form == "eigen":
             return arrays.eigenpairs(dtype, shape, data)
@@ -285,17 +286,17 @@ class Run:
         return form, dtype, tuple(sizes), data
 
     def state(self, key: str) -> Path | None:
-        """A safetensors file that was kept as ``initial`` or ``previous`` state, its content checked."""
+        """Return the safetensors file of the ``initial`` or ``previous`` state, with its content verified."""
         name = self.state_name(key)
         return None if name is None else object_path(self.path, name)
 
     def state_name(self, key: str) -> str | None:
-        """The name of its object; nothing is read."""
+        """Return the name of the state's object; nothing is read."""
         return None if (name := self._meta(key)) is None else str(name)
 
     @property
     def initial(self) -> Path | None:
-        """The safetensors file of the weights at initialisation, its content checked."""
+        """Safetensors file of the initial weights, with its content verified."""
         return self.state("initial")
 
     @property
@@ -316,26 +317,26 @@ class Run:
     # ------------------------------------------------------------------------------------------------------- export
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """All rows and scalars (as measure = name, layer empty) as a table."""
-        self.table.to_csv(path, index=False, lineterminator="\r\n")  # RFC 4180, under which a name may hold either
+        """Write all rows and scalars (as measure = name, layer empty) as a table."""
+        self.table.to_csv(path, index=False, lineterminator="\r\n")  # RFC 4180, which allows line breaks in names
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         try:
             import pyarrow  # noqa: F401
         except ImportError:
-            raise StoreError("writing Parquet needs pyarrow: pip install 'richter[parquet]'. CSV needs nothing.") from None
+            raise StoreError("writing Parquet needs pyarrow: pip install 'richter[parquet]'. CSV works without it.") from None
         self.table.to_parquet(path, index=False)
 
     @property
     def table(self) -> pandas.DataFrame:
-        """Rows and then scalars in one long table."""
+        """All rows and then all scalars in one long table."""
         return self._frame("row", "scalar")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}: {self.status}, {len(self.steps)} measurements of {len(self.layers)} layers)"
 
     def _repr_html_(self) -> str:
-        """Name, status, how much there is, and the last numbers. ``richter.report.html.card(run)`` shows more."""
+        """Name, status, counts, and the last numbers. ``richter.report.html.card(run)`` shows more."""
         steps, last = self.steps, self.ends[-1:]
         layers = len([k for k in self.layers if k != WHOLE])
         words = f"{len(steps)} measurements of {layers} layers" + (f", the last at step {steps[-1]}" if steps else "")
@@ -344,12 +345,12 @@ class Run:
 
 
 def default_store() -> Path:
-    """Where runs are unless said otherwise: RICHTER_RUNS, or runs/ in the working folder."""
+    """Return the default folder of runs: RICHTER_RUNS, or runs/ in the working folder."""
     return Path(os.environ.get("RICHTER_RUNS") or "runs")
 
 
 def find(store: str | os.PathLike[str], depth: int = 3) -> Iterator[Run]:
-    """The runs below a folder, by name; what cannot be read is left out. Links are not followed."""
+    """Yield the runs below a folder, by name. Unreadable ones are skipped, and links are not followed."""
     for path in paths(Path(store), depth):
         try:
             yield Run(path)
@@ -358,11 +359,11 @@ def find(store: str | os.PathLike[str], depth: int = 3) -> Iterator[Run]:
 
 
 def paths(folder: Path, depth: int) -> Iterator[Path]:
-    """Folders that hold a run's database, those inside of another run's as well."""
+    """Yield folders that contain a run's database, also inside other runs."""
     try:
         with os.scandir(folder) as entries:
             within = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
-    except OSError:  # no folder, deleted meanwhile, or not for us to read
+    except OSError:  # not a folder, deleted in between, or not readable
         return
     if DATABASE in within and os.path.isfile(folder / DATABASE):
         yield folder
@@ -372,12 +373,12 @@ def paths(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def inside(store: str | os.PathLike[str], name: str) -> Path:
-    """The folder of a run by its name relative to a store; a name cannot lead out of it."""
+    """Return the folder of a run by its name relative to a store; a name cannot lead out of it."""
     try:
         root = Path(store).resolve()
         path = (root / name).resolve()
-    except (OSError, ValueError, RuntimeError) as why:  # too long; a zero byte; links in a circle
-        raise StoreError(f"{name!r} is no name of a run in {store}: {why}.") from why
+    except (OSError, ValueError, RuntimeError) as why:  # too long; a zero byte; circular links
+        raise StoreError(f"{name!r} is not a valid name of a run in {store}: {why}.") from why
     if path != root and root not in path.parents:
         raise StoreError(f"{name!r} leads out of the store {store}.")
     return path

@@ -1,4 +1,4 @@
-"""Writing a run: each call is one transaction, and what returned is safe from a crash of this process."""
+"""Writing of runs: each call is one transaction, and its data are safe from a crash of this process once it has returned."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from richter.runs.place import DATABASE, LOCK, OBJECTS, Lock, explained, gone, i
 from richter.runs.reader import Run
 from richter.runs.sqlite import Appender, begun
 
-PATIENCE = 10.0  # seconds that the end of a program waits for a thread that writes
-SYNC = 30.0  # seconds after which what was written is asked to be on the disk
+PATIENCE = 10.0  # seconds that the end of a program waits for a writing thread
+SYNC = 30.0  # seconds after which the disk is asked to store what was written
 
 
 def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping[str, int] | None = None,
            resume: bool = False) -> Writer:
-    """A new run in an empty or new folder; with ``resume`` the one that is there goes on (or a new one begins).
+    """Create a run in an empty or new folder; with ``resume`` continue the existing run (or create a new one).
 
     >>> run = richter.runs.create("runs/first", Settings(lr=0.1))
     >>> run.scalars(0, loss=2.3); run.finish()
@@ -45,10 +45,10 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
     with explained(folder, "made"):
         if folder.exists() and not folder.is_dir():
             raise StoreError(f"{folder} is a file; a run is a folder. Choose another name.")
-        others = folder.exists() and any(f.name not in (LOCK, OBJECTS) and not f.name.startswith(f"{DATABASE}-")  # of a power cut
-                                         for f in folder.iterdir())
+        left = f"{DATABASE}-", f".{DATABASE}-"  # left by a power cut, or a kill while the run was made
+        others = folder.exists() and any(f.name not in (LOCK, OBJECTS) and not f.name.startswith(left) for f in folder.iterdir())
         if others and not (folder / DATABASE).exists():
-            raise StoreError(f"the folder {folder} holds other files and no run. Runs get a folder of their own: choose a new "
+            raise StoreError(f"the folder {folder} contains other files and no run. A run needs its own folder: choose a new "
                              f"name.")
         folder.mkdir(parents=True, exist_ok=True)
         here = identity(os.stat(folder))
@@ -60,12 +60,12 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
         raise StoreError(f"another process is writing the run {folder}. A run has one writer; choose another name, or wait.")
     with contextlib.ExitStack() as undo:
         undo.callback(held.release)
-        if begun(folder):  # nothing in the file is changed before it is clear that it goes on
+        if begun(folder):  # the file is changed only after it is clear that the run continues
             with contextlib.closing(Run(folder)) as old:
                 if old.sessions:
                     _check_same(old, resume, record if settings is not None else None)
                     meta = {}
-        database = undo.enter_context(contextlib.closing(Appender(folder)))
+        database = undo.enter_context(contextlib.closing(Appender(folder, here)))
         if identity(os.stat(folder)) != here:
             raise gone(folder, "another run is in its place")
         with explained(folder, "made"):
@@ -76,7 +76,7 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
 
 
 class Writer:
-    """The one writer of a run. ``.run`` reads it back."""
+    """The single writer of a run. ``.run`` reads it."""
 
     def __init__(self, folder: Path, database: Appender, held: Lock, meta: Mapping[str, Any]) -> None:
         self.path, self._database, self._lock, self._process = folder, database, held, os.getpid()
@@ -85,30 +85,30 @@ class Writer:
         self._guard = threading.RLock()
         self._begins = time.time(), json.dumps(provenance())
         self._deferred: Callable[[], object] | None = None
-        self._labels: Any = None  # of the last snapshot
+        self._labels: Any = None  # class labels of the last snapshot
         if meta:
             self._database.begin(meta, *self._begins)
         self.run = Run(folder)
-        self.listener: Callable[[float], None] | None = None  # hears how much is done
-        self.observer: object = None  # who writes its measurements here: one Observer at most
+        self.listener: Callable[[float], None] | None = None  # called with the share of work that is done
+        self.observer: object = None  # the Observer that writes its measurements here; at most one
         self._last_progress = 0.0
         _open[folder.resolve()] = self
-        # a program that ends without a word has finished, or failed; one that is killed says nothing and was interrupted
+        # a program that ends normally has finished or failed; a killed one records nothing and counts as interrupted
         self._ending = weakref.finalize(self, _end, database, held, self._guard, os.getpid(), _last_error())
 
     @property
     def begun(self) -> bool:
-        """Tell whether anything was written. A run that goes on is as it was until then, with the command and end that it had."""
+        """Whether anything was written. Until then a resumed run is unchanged, with its earlier command and end."""
         return self._database.session is not None and self._deferred is None
 
     def defer(self, work: Callable[[], object]) -> None:
-        """Do this together with the first write that follows, or never."""
+        """Do this work together with the next write, if there is one."""
         self._deferred = work
 
     # ------------------------------------------------------------------------------------------------------ writing
 
     def rows(self, rows: Iterable[Row]) -> None:
-        """Write numbers of layers. A step that is written again replaces what was there."""
+        """Write numbers of layers. A step that is written again replaces the old values."""
         written = list(rows)
         with self._transaction("written"):
             self._database.rows("row", written)
@@ -118,7 +118,7 @@ class Writer:
         step, notes = whole_step(snap.step), json.dumps(plain(snap.notes, "notes"))
         rows = [r if r.step == step else replace(r, step=step) for r in snap.rows]
         matrices = [(layer, name, step, arrays.encode(a)) for (layer, name), a in snap.arrays.items()]
-        labels = None if snap.labels is None else snap.labels.to_json()  # those of the probe, the same in every snapshot
+        labels = None if snap.labels is None else snap.labels.to_json()  # labels of the probe, equal in every snapshot
         cost = [None if number != number else number for number in (float(snap.seconds), float(snap.passes))]  # SQLite has no NaN
         with self._transaction("written"):
             if labels is not None and labels != self._labels:
@@ -129,31 +129,31 @@ class Writer:
             self._put_arrays(matrices)
 
     def scalars(self, step: int, values: Mapping[str, float] | None = None, **more: float) -> None:
-        """Write the user's own curves: loss, accuracy, learning rate."""
+        """Write scalars of the user: loss, accuracy, learning rate."""
         scalars = {**(values or {}), **more}
         if "step" in scalars:
-            raise StoreError("a scalar cannot be called 'step': that is the column of its steps. Choose another name.")
+            raise StoreError("a scalar cannot be called 'step', which is the name of the step column. Choose another name.")
         plain_numbers = type(step) is int and abs(step) < 2 ** 62 and all(type(v) is float for v in scalars.values())
         with self._writing():
-            # at every step of training: it takes half the time
+            # fast path, called at every training step; it takes half the time
             if not (plain_numbers and self.begun and self._database.scalars(step, scalars)):
                 self.scalar_rows(Row(step, "", name, value) for name, value in scalars.items())
 
     def scalar_rows(self, rows: Iterable[Row]) -> None:
-        """Write scalars of many steps (the layer of each is empty) in one transaction."""
+        """Write scalars of many steps (with empty layers) in one transaction."""
         written = list(rows)
         with self._transaction("written"):
             self._database.rows("scalar", written)
 
     def failures(self, failures: Iterable[Failure]) -> None:
-        """Replace the record of what could not be measured or written, and why (``run.failures``)."""
+        """Replace the record of failed measurements and writes, with reasons (``run.failures``)."""
         record = [failure.to_json() for failure in failures]
         with self._transaction("written"):
             self._put_meta("failures", record)
 
     def array(self, name: str, values: ArrayLike, *, layer: str = WHOLE, step: int = 0, eigen: float | None = None) -> None:
-        """Write a spectrum, matrix or kernel. ``eigen``: keep a symmetric positive semi-definite matrix by its leading
-        eigenpairs, up to that share of its trace (0.9999 loses nothing that a picture shows)."""
+        """Write a spectrum, matrix or kernel. ``eigen``: store a symmetric positive semi-definite matrix by its leading
+        eigenpairs, up to this share of its trace (0.9999 makes no visible difference)."""
         self.arrays({name: values}, layer=layer, step=step, eigen=eigen)
 
     def arrays(self, values: Mapping[str, ArrayLike], *, layer: str = WHOLE, step: int = 0, eigen: float | None = None) -> None:
@@ -167,16 +167,16 @@ class Writer:
             self._database.put("claims", plain_text(name), json.dumps(plain(record, "record")))
 
     def figure(self, name: str, kind: str, data: bytes) -> None:
-        """Write a picture; ``kind`` is svg, pdf or png."""
+        """Write a figure; ``kind`` is svg, pdf or png."""
         if kind not in ("svg", "pdf", "png"):
-            raise StoreError(f"a figure of kind {kind!r} cannot be kept: svg, pdf or png.")
+            raise StoreError(f"a figure of kind {kind!r} cannot be stored: use svg, pdf or png.")
         if not isinstance(data, bytes):
-            raise StoreError(f"a figure is kept as bytes, not as {type(data).__name__}.")
+            raise StoreError(f"a figure is stored as bytes, not as {type(data).__name__}.")
         with self._transaction("written"):
             self._database.put("figures", plain_text(name), kind, data=data)
 
     def progress(self, share: float) -> None:
-        """Say how much is done, 0 to 1: for bars and lists of runs. Cheap to call at every step."""
+        """Report the share of work that is done, 0 to 1, for progress bars and lists of runs. Cheap enough for every step."""
         if (now := time.monotonic()) - self._last_progress > 0.5:
             self._last_progress = now
             self.describe(progress=round(share, 4))
@@ -184,13 +184,13 @@ class Writer:
                 self.listener(share)
 
     def clear(self) -> None:
-        """Forget everything but the settings: the work is done anew."""
+        """Delete everything except the settings, because the work starts again."""
         self._labels = None
         with self._transaction("cleared"):
             self._database.clear()
 
     def forget(self, after: int) -> None:
-        """Forget what was written for later steps: training went back to a checkpoint, and they belong to another future."""
+        """Delete the data of later steps, because training went back to a checkpoint."""
         last = whole_step(after)
         with self._transaction("cleared"):
             self._database.forget(last)
@@ -199,13 +199,13 @@ class Writer:
                 self._put_meta("failures", [failure.to_json() for failure in left])
 
     def describe(self, **facts: Any) -> None:
-        """Keep facts about the run: model, parameters, examples, ... (``run.about``)."""
+        """Store facts about the run: model, parameters, examples, ... (``run.about``)."""
         with self._transaction("written"):
             self._put_meta("about", plain({**self.run.about, **facts}))
 
     def keep_state(self, write: Callable[[Path], object], key: Literal["initial", "previous"] = "initial") -> str:
-        """Keep the initial state, or what the last snapshot hands on, and return its digest: ``write(path)`` puts a safetensors
-        file there. What the snapshot before it handed on is dropped."""
+        """Store the initial state, or the state that the last snapshot hands on, and return its digest: ``write(path)`` writes a
+        safetensors file. The previous state is dropped."""
         with self._writing():
             before = self.run.state_name("previous")
             with self._transaction("written"):
@@ -216,17 +216,17 @@ class Writer:
         return name
 
     def sync(self) -> None:
-        """Make what was written so far outlast a power cut, and not only the end of this process. This is done before the first
-        write that comes ``SYNC`` seconds after the last time, and when the run is closed."""
+        """Make the data written so far survive a power cut, and not only the end of this process. It is called by the first write
+        that comes ``SYNC`` seconds after the last call, and when the run is closed."""
         with self._writing():
             self._sync()
 
     def finish(self, how: str = "finished") -> None:
-        """End the run as it should end. Without it, a run whose process has gone is shown as interrupted."""
+        """End the run normally. Without this call, a run whose process has ended is shown as interrupted."""
         self.close(how)
 
     def close(self, how: str | None = None) -> None:
-        """Let the run go; it can be resumed."""
+        """Close the run; it can be resumed."""
         with self._guard:
             if os.getpid() != self._process or not self._ending.alive:
                 return
@@ -243,12 +243,12 @@ class Writer:
                     raise
 
     def _let_go(self) -> None:
-        """Close everything and release the lock; all of it may be done twice."""
+        """Close everything and release the lock; each step may be repeated."""
         ours, self.closed = False, True
         with contextlib.suppress(StoreError):
             self._database.place.check()
             ours = True
-        self.run.close()  # it opens again when it is asked
+        self.run.close()  # it reopens on the next access
         self._database.close()
         if ours:
             with contextlib.suppress(OSError):
@@ -274,11 +274,11 @@ class Writer:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Keep other threads from writing inside, and refuse if what is written would be lost."""
+        """Prevent writes by other threads inside, and raise an error if data would be lost."""
         global _exit
-        if os.getpid() != self._process:  # before the guard, which in a child may be that of a thread that only its parent has
-            raise StoreError(f"the run {self.path} is written by the process that opened it, not by one that was forked from "
-                             f"it. Hand the numbers over, or give this process a run of its own.")
+        if os.getpid() != self._process:  # before taking the guard, which in a child process may belong to a thread of the parent
+            raise StoreError(f"the run {self.path} is written by the process that opened it, not by a fork of it. Pass the "
+                             f"numbers to that process, or give this process its own run.")
         with self._guard:
             _exit = None
             if self.closed:
@@ -312,35 +312,37 @@ class Writer:
         self._database.put("meta", key, json.dumps(value))
 
     def _put_arrays(self, encoded: Iterable[tuple[str, str, int, arrays.Encoded]]) -> None:
-        """Write arrays, large ones as files of their own."""
+        """Write arrays, large ones as separate files."""
+        encoded = list(encoded)
+        text = {key: plain_text(key) for key in dict.fromkeys(key for layer, name, _, _ in encoded for key in (layer, name))}
         for layer, name, step, e in encoded:
             large = len(e.data) >= arrays.LARGE
             stored = self._database.place.keep_object(partial(arrays.to_file, e=e)) if large else None
-            self._database.put("arrays", plain_text(layer), plain_text(name), step, e.form, e.dtype, json.dumps(e.shape), stored,
+            self._database.put("arrays", text[layer], text[name], step, e.form, e.dtype, json.dumps(e.shape), stored,
                                data=None if large else e.data)
 
 
-_open: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()  # what this process writes
+_open: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()  # writers of this process
 
 
 def _last_error() -> BaseException | None:
-    """The error that the interpreter last reported as unhandled; notebooks and prompts keep it."""
+    """Return the error that the interpreter last reported as unhandled; notebooks and prompts store it."""
     return getattr(sys, "last_value", None)
 
 
 def _how(error: BaseException) -> str:
-    """A program that ends itself by ``sys.exit()`` or ``sys.exit(0)`` has finished."""
+    """Return the status for an error: ``sys.exit()`` and ``sys.exit(0)`` count as finished."""
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return "finished"
     return "interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {worded(error)}"[:500]
 
 
-_exit: SystemExit | None = None  # by which the program is ending, as far as is known
+_exit: SystemExit | None = None  # the exit by which the program is ending, if known
 
 
 def _hear_exits() -> None:
-    """The interpreter keeps an error that nobody handled, but no ``sys.exit("diverged")``: it is remembered when it is called,
-    and forgotten when a run is written after it, which somebody has then stopped on its way."""
+    """Record calls of ``sys.exit``. The interpreter stores unhandled errors but not ``sys.exit("diverged")``. A recorded exit is
+    dropped when a run is written after it, because something has then caught it."""
     if hasattr(sys.exit, "heard"):
         return
     plain_exit = sys.exit
@@ -356,12 +358,12 @@ def _hear_exits() -> None:
 
 
 def _end(database: Appender, held: Lock, guard: threading.RLock, process: int, earlier: BaseException | None) -> None:
-    """Record how a run ended, as far as can be told, when its writer or the whole process goes."""
-    if os.getpid() != process:  # a child that was forked; the run is its parent's
+    """Record how a run ended, as far as known, when its writer is deleted or the process ends."""
+    if os.getpid() != process:  # a forked child; the run belongs to its parent
         return
     error = _exit or _last_error()
     how = "finished" if error is None or error is earlier else _how(error)
-    if guard.acquire(timeout=PATIENCE):  # a thread that the program does not wait for may just be writing
+    if guard.acquire(timeout=PATIENCE):  # a daemon thread may still be writing
         if database.session is not None:
             with contextlib.suppress(StoreError), database.transaction("ended"):
                 database.end(how)
@@ -371,12 +373,12 @@ def _end(database: Appender, held: Lock, guard: threading.RLock, process: int, e
 
 
 def _check_same(old: Run, resume: bool, settings: Any) -> None:
-    """A run that was begun goes on only if that is asked for, and only with its own settings."""
+    """Raise an error unless ``resume`` is set and the settings are equal."""
     if not resume:
         raise StoreError(f"there is already a run in {old.path}. Pass resume=True to continue it, or choose another name.")
     if settings is not None and json.dumps(old.settings, sort_keys=True) != json.dumps(settings, sort_keys=True):  # NaN is NaN
         raise StoreError(f"the run {old.path} was begun with other settings: {_difference(old.settings, settings)}. A resumed "
-                         f"run keeps its settings; choose another name for these.")
+                         f"run keeps its settings; choose another name for the new ones.")
 
 
 def _difference(old: Any, new: Any) -> str:

@@ -1,9 +1,9 @@
-"""Data: what the papers' experiments and the demo are run on.
+"""Data sets and tasks of the papers' experiments and of the demo.
 
     data = richter.tasks.mnist(n=5000, n_test=1000)     # after `richter data fetch mnist`
     data.x, data.y, data.x_test, data.y_test
 
-A file that offers ``TASKS = (mnist, ...)`` is found here; a function of your own is made known by ``richter.tasks.add(spirals)``.
+Files that define ``TASKS = (mnist, ...)`` are found automatically; ``richter.tasks.add(spirals)`` registers your own function.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from richter.core.catalogue import Catalogue, lazy_names, parts
 
-if TYPE_CHECKING:  # what type checkers see of the names that are found
+if TYPE_CHECKING:  # for type checkers, which do not see names that are found at run time
     from richter.tasks.images import *  # noqa: F403
     from richter.tasks.steps import *  # noqa: F403
     from richter.tasks.synthetic import *  # noqa: F403
@@ -28,4 +28,4 @@ _lazy, __dir__, __all__ = lazy_names(__name__, {
 
 
 def __getattr__(name: str) -> Any:
-    return get(name) if name in CATALOGUE else _lazy(name)  # also what was added
+    return get(name) if name in CATALOGUE else _lazy(name)  # also tasks that were added

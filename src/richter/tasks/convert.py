@@ -1,7 +1,7 @@
-"""One content however it was packed: what a source delivers, turned into the files that a set's digest is of.
+"""Conversion of delivered files to the files of a data set, whose digest is independent of the source.
 
-Each function takes the folder that was delivered, the new folder to write, the bytes that may be written, and where the
-files came from, for messages.
+Each function takes the delivered folder, the new folder to write, the limit of bytes to write, and the origin of the files, for
+messages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from richter.tasks.archive import HELP, Budget
 
 
 def unchanged(delivered: Path, into: Path, most: int, owner: str) -> None:
-    """The delivered files are the set's."""
+    """Use the delivered files unchanged."""
     size = sum(path.stat().st_size for path in delivered.rglob("*") if path.is_file())
     if size > most:
         raise DataError(f"{owner}: its files are larger than the {most:,} bytes expected; nothing was kept. {HELP}")
@@ -24,7 +24,7 @@ def unchanged(delivered: Path, into: Path, most: int, owner: str) -> None:
 
 
 def gunzip(delivered: Path, into: Path, most: int, owner: str) -> None:
-    """Each file was packed by gzip: "x.gz" becomes "x"."""
+    """Unpack each gzip file: "x.gz" becomes "x"."""
     into.mkdir()
     budget = Budget(most, owner)
     for path in sorted(delivered.iterdir()):
@@ -37,7 +37,7 @@ def gunzip(delivered: Path, into: Path, most: int, owner: str) -> None:
 
 
 def cifar_sheets(delivered: Path, into: Path, most: int, owner: str) -> None:
-    """The binary version of CIFAR-10 from pictures that hold one image in each row, and from lists of labels in JSON.
+    """Make the binary version of CIFAR-10 from PNG files with one image per row, and from JSON lists of labels.
 
     A record of the binary version is one byte of label, then 32 x 32 bytes of red, of green and of blue.
     """

@@ -1,9 +1,9 @@
-"""Files of your own: IDX, CIFAR binary, SVHN .mat, STL-10, folders of images, Hugging Face data sets.
+"""Readers for your own files: IDX, CIFAR binary, SVHN .mat, STL-10, folders of images, Hugging Face data sets.
 
     train, test = files.mat("train_32x32.mat"), files.mat("test_32x32.mat")
     data = richter.tasks.split(train, test, n=5000)     # standardised tensors
 
-Everything is read as data: no pickle is opened and nothing in a file is run.
+Files are read as data: no pickle is opened, and nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _IDX = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: "
 
 
 def idx(path: PathLike) -> NDArray[Any]:
-    """The array in an IDX file (MNIST, KMNIST, EMNIST), packed with gzip or not."""
+    """Read the array in an IDX file (MNIST, KMNIST, EMNIST), with or without gzip."""
     data = contents(path)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _IDX:
         raise DataError(f"{path} is not an IDX file: it begins with {data[:4].hex(' ') or 'nothing'}, expected 00 00, a type "
@@ -46,7 +46,7 @@ def idx(path: PathLike) -> NDArray[Any]:
 
 
 def idx_images(images: PathLike, labels: PathLike) -> Images:
-    """The two IDX files of one part of MNIST and its relatives."""
+    """Read the two IDX files of one part of MNIST and its variants."""
     x, y = idx(images), idx(labels)
     if x.ndim != 3 or x.dtype != np.uint8 or y.shape != x.shape[:1] or y.dtype.kind not in "iu":
         raise DataError(f"{images} has shape {x.shape} ({x.dtype}) and {labels} {y.shape} ({y.dtype}); images are [n,h,w] of "
@@ -55,7 +55,8 @@ def idx_images(images: PathLike, labels: PathLike) -> Images:
 
 
 def cifar_binary(paths: PathLike | Iterable[PathLike], classes: int = 10) -> Images:
-    """The binary version of CIFAR-10, or of CIFAR-100 with its fine labels (``classes=100``); several files become one."""
+    """Read the binary version of CIFAR-10, or of CIFAR-100 with its fine labels (``classes=100``); several files are
+    concatenated."""
     if classes not in (10, 100):
         raise DataError(f"cifar_binary(classes={classes!r}): there are CIFAR-10 and CIFAR-100; give 10 or 100.")
     head = 1 if classes == 10 else 2  # CIFAR-100 has a coarse label first
@@ -77,7 +78,7 @@ def cifar_binary(paths: PathLike | Iterable[PathLike], classes: int = 10) -> Ima
 
 
 def mat(path: PathLike, image: str = "X", label: str = "y") -> Images:
-    """SVHN's train_32x32.mat: MATLAB version 5, images [h,w,c,n], labels 1 to 10, where 10 is the digit 0."""
+    """Read SVHN's train_32x32.mat: MATLAB version 5, images [h,w,c,n], labels 1 to 10, where 10 is the digit 0."""
     data = contents(path)
     if data[124:128] not in (b"\x00\x01IM", b"\x01\x00MI"):
         later = " (it is version 7.3, which is HDF5: save it with -v7)" if b"MATLAB 7.3" in data[:32] else ""
@@ -85,7 +86,7 @@ def mat(path: PathLike, image: str = "X", label: str = "y") -> Images:
     from scipy.io import loadmat
     try:
         arrays = loadmat(io.BytesIO(data), variable_names=[image, label])
-    except Exception as error:  # whatever a damaged file makes the reader stumble over
+    except Exception as error:  # any error that a damaged file can cause
         raise DataError(f"{path} cannot be read ({type(error).__name__}: {error}): it is damaged. Download it again.") from error
     for name in (image, label):
         if not isinstance(arrays.get(name), np.ndarray):
@@ -100,7 +101,7 @@ def mat(path: PathLike, image: str = "X", label: str = "y") -> Images:
 
 
 def stl10(folder: PathLike) -> tuple[Images, Images]:
-    """STL-10's binary folder: 5,000 and 8,000 images of 3 x 96 x 96; give both to ``richter.tasks.split``."""
+    """Read STL-10's binary folder: 5,000 and 8,000 images of 3 x 96 x 96; pass both to ``richter.tasks.split``."""
     place = Path(folder)
     listed = place / "class_names.txt"
     names = raw(listed).decode("utf-8", "replace").split() if listed.is_file() else []
@@ -113,7 +114,7 @@ def stl10(folder: PathLike) -> tuple[Images, Images]:
                             f"of 27,648 bytes (3 x 96 x 96). One of them is cut short or not of STL-10.")
         if y.min() < 1 or y.max() > 10:
             raise DataError(f"{place / part}_y.bin has labels from {y.min()} to {y.max()}; STL-10's are 1 to 10.")
-        # columns first in the file
+        # the file stores columns first
         both.append(Images(x.reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2), y - 1, tuple(names)))
     return both[0], both[1]
 

@@ -1,4 +1,4 @@
-"""Images with class labels: the sets the papers use, as tensors. All but ``digits`` are fetched once with ``richter data``."""
+"""Images with class labels, as tensors: the data sets of the papers. ``richter data`` fetches all but ``digits`` once."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class Split(NamedTuple):
 
 def mnist(n: int | None = None, n_test: int | None = None, *, seed: int = 0, standardise: bool = True, flat: bool = False,
           dtype: torch.dtype = torch.float32) -> Split:
-    """Handwritten digits, 60,000 and 10,000 of 1 x 28 x 28; the options are those of ``split``."""
+    """Load handwritten digits, 60,000 and 10,000 of 1 x 28 x 28; options as in ``split``."""
     return split(*_idx_pair(need("mnist")), n, n_test, seed=seed, standardise=standardise, flat=flat, dtype=dtype)
 
 
 def fashion_mnist(n: int | None = None, n_test: int | None = None, *, seed: int = 0, standardise: bool = True,
                   flat: bool = False, dtype: torch.dtype = torch.float32) -> Split:
-    """Clothes, 60,000 and 10,000 of 1 x 28 x 28; the options are those of ``split``."""
+    """Load images of clothes, 60,000 and 10,000 of 1 x 28 x 28; options as in ``split``."""
     return split(*_idx_pair(need("fashion_mnist")), n, n_test, seed=seed, standardise=standardise, flat=flat, dtype=dtype)
 
 
 def cifar10(n: int | None = None, n_test: int | None = None, *, seed: int = 0, standardise: bool = True, flat: bool = False,
             dtype: torch.dtype = torch.float32) -> Split:
-    """Small photographs, 50,000 and 10,000 of 3 x 32 x 32 (``CIFAR10`` names the classes); options as in ``split``."""
+    """Load small photographs, 50,000 and 10,000 of 3 x 32 x 32 (``CIFAR10`` names the classes); options as in ``split``."""
     folder = need("cifar10")
     train = files.cifar_binary([folder / f"data_batch_{i}.bin" for i in range(1, 6)])
     test = files.cifar_binary(folder / "test_batch.bin")
@@ -55,7 +55,7 @@ def cifar10(n: int | None = None, n_test: int | None = None, *, seed: int = 0, s
 
 def mnist_5k(test: float = 0.2, seed: int = 0, *, standardise: bool = True, flat: bool = True,
              dtype: torch.dtype = torch.float32) -> Split:
-    """500 MNIST digits of each class, split at random, balanced over classes: ``test`` is the share of test images."""
+    """Load 500 MNIST digits of each class, split at random and balanced over classes; ``test``: the share of test images."""
     _share("mnist_5k", test)
     import pandas as pd
     path = need("mnist_5k") / "mnist_5k.csv.gz"
@@ -71,7 +71,7 @@ def mnist_5k(test: float = 0.2, seed: int = 0, *, standardise: bool = True, flat
 
 
 def digits(test: float = 0.2, seed: int = 0, dtype: torch.dtype = torch.float32) -> Split:
-    """The digits of scikit-learn, 1,797 of 8 x 8, flat, by one global mean and deviation; shuffled by ``seed``."""
+    """Load scikit-learn's digits, 1,797 of 8 x 8, flattened and standardised by one mean and deviation; shuffled by ``seed``."""
     from sklearn.datasets import load_digits
     _share("digits", test)
     x, y = load_digits(return_X_y=True)
@@ -84,11 +84,11 @@ def digits(test: float = 0.2, seed: int = 0, dtype: torch.dtype = torch.float32)
 
 def split(train: Images, test: Images, n: int | None = None, n_test: int | None = None, *, seed: int = 0,
           standardise: bool = True, flat: bool = False, dtype: torch.dtype = torch.float32) -> Split:
-    """Raw images as tensors to train and to test on.
+    """Convert raw images to tensors for training and testing.
 
-    ``n``, ``n_test``: class-balanced subsets drawn and shuffled by ``seed`` (a smaller one is part of a larger one); None:
-    all, in their own order. ``standardise``: by one mean and deviation over all pixels of the whole of ``train``, whatever
-    ``n`` is; else values stay in [0, 1]. ``flat``: [n, c*h*w], else [n,c,h,w].
+    ``n``, ``n_test``: sizes of class-balanced subsets, drawn and shuffled by ``seed`` (a smaller one is part of a larger one);
+    None: all images in their own order. ``standardise``: by one mean and deviation over all pixels of the whole of ``train``, for
+    any ``n``; otherwise values stay in [0, 1]. ``flat``: [n, c*h*w], otherwise [n,c,h,w].
     """
     if train.x.shape[1:] != test.x.shape[1:]:
         raise DataError(f"training images are {train.x.shape[1:]} and test images {test.x.shape[1:]} (c, h, w): one network "
@@ -105,7 +105,7 @@ def split(train: Images, test: Images, n: int | None = None, n_test: int | None 
 
 
 def balanced(y: NDArray[np.integer], n: int, seed: int, stream: int = 0) -> NDArray[np.intp]:
-    """Indices of n examples, equally many of each class (up to one), in random order."""
+    """Return indices of n examples in random order, with equal numbers per class (up to one)."""
     classes, counts = np.unique(y, return_counts=True)
     most = int(counts.min()) * len(classes)
     if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or not 1 <= n <= most:
@@ -122,7 +122,7 @@ def balanced(y: NDArray[np.integer], n: int, seed: int, stream: int = 0) -> NDAr
 
 
 def _moments(x: NDArray[np.uint8]) -> tuple[float, float]:
-    """Mean and deviation of all pixels / 255, exactly, from how often each of the 256 values occurs."""
+    """Exact mean and deviation of all pixels / 255, from the counts of the 256 values."""
     count = np.zeros(256, dtype=np.int64)
     for part in np.array_split(x.reshape(-1), max(1, x.size >> 24)):
         count += np.bincount(part, minlength=256)

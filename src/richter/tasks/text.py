@@ -1,4 +1,4 @@
-"""Text: Shakespeare by characters, reviews and verses, and the lists that word vectors are judged on."""
+"""Text: Shakespeare as characters, reviews and verses, and lists for the evaluation of word vectors."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from richter.tasks.store import need
 
 @dataclass(frozen=True, eq=False)
 class Characters:
-    """A text as ids of its characters: ``ids`` [n] to train on, ``ids_test`` the end of the text."""
+    """A text as ids of its characters: ``ids`` [n] for training; ``ids_test``, the end of the text, for testing."""
 
     ids: Tensor
     ids_test: Tensor
     vocabulary: str  # character i has the id i
 
     def encode(self, text: str) -> Tensor:
-        """Ids [n] of the characters of a text."""
+        """Return ids [n] of the characters of a text."""
         unknown = sorted(set(text) - set(self.vocabulary))
         if unknown:
             raise DataError(f"the characters {''.join(unknown)!r} are not in the vocabulary {self.vocabulary!r}.")
         return torch.tensor([self.vocabulary.index(c) for c in text], dtype=torch.long)
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:
-        """The text of ids [n]."""
+        """Return the text of ids [n]."""
         return "".join(self.vocabulary[int(i)] for i in ids)
 
     def batch(self, n: int, length: int, draw: torch.Generator, test: bool = False) -> tuple[Tensor, Tensor]:
-        """n random windows [n,length] and, shifted by one, what comes next [n,length]."""
+        """Draw n random windows [n,length], with their continuations shifted by one [n,length]."""
         ids = self.ids_test if test else self.ids
         if not 1 <= length < len(ids):
             raise SelectionError(f"length={length}: between 1 and {len(ids) - 1} characters can be given.")
@@ -48,7 +48,7 @@ class Characters:
 
 
 class Corpus(NamedTuple):
-    """Texts with a class id each, and the names of the classes."""
+    """Texts with one class id each, and the names of the classes."""
 
     texts: tuple[str, ...]
     y: Tensor
@@ -56,7 +56,8 @@ class Corpus(NamedTuple):
 
 
 class Analogies(NamedTuple):
-    """Google's questions (section, a, b, c, d: a is to b as c is to d); pairs of words with the likeness people see."""
+    """Google's analogy questions (section, a, b, c, d: a is to b as c is to d), and pairs of words with human similarity
+    ratings."""
 
     questions: tuple[tuple[str, str, str, str, str], ...]
     wordsim353: tuple[tuple[str, str, float], ...]
@@ -64,8 +65,8 @@ class Analogies(NamedTuple):
 
 
 def shakespeare(size: int = 1_100_000, test: float = 0.1) -> Characters:
-    """The first ``size`` characters of the works in modern spelling, in the order of their file names; the last share
-    ``test`` of them is for testing."""
+    """Load the first ``size`` characters of the works in modern spelling, in the order of their file names. The last share
+    ``test`` is for testing."""
     text = "".join(_read("shakespeare", path.name) for path in sorted(need("shakespeare").glob("*_gut.txt")))
     if isinstance(size, bool) or not isinstance(size, int) or not 2 <= size <= len(text) or not 0 < test < 1:
         raise SelectionError(f"shakespeare(size={size!r}, test={test!r}): size is between 2 and {len(text):,} characters, test a "
@@ -78,8 +79,8 @@ def shakespeare(size: int = 1_100_000, test: float = 0.1) -> Characters:
 
 
 def corpus(name: str, seed: int = 0) -> Corpus:
-    """"imdb": the distinct film reviews (negative 0, positive 1), shuffled by ``seed``, so that any cut is a fair split.
-    "kjv": the verses of the King James Bible in their order, with their books as classes."""
+    """Load a corpus. "imdb": the distinct film reviews (negative 0, positive 1), shuffled by ``seed``, so that any cut is a fair
+    split. "kjv": the verses of the King James Bible in order, with their books as classes."""
     if name == "imdb":
         reviews = _json("imdb", "reviews.json")
         try:
@@ -104,7 +105,7 @@ def corpus(name: str, seed: int = 0) -> Corpus:
 
 
 def analogies() -> Analogies:
-    """19,544 questions of Google in 14 sections, WordSim-353 and SimLex-999."""
+    """Load 19,544 analogy questions of Google in 14 sections, WordSim-353 and SimLex-999."""
     questions: list[tuple[str, str, str, str, str]] = []
     section = ""
     for line in _read("analogies", "questions-words.txt").splitlines():

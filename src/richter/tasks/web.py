@@ -1,4 +1,4 @@
-"""Files at a public address on the web, downloaded by pooch and checked one by one."""
+"""Files at a public web address, downloaded by pooch and verified one by one."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _TIMEOUT = (10, 60)  # seconds until connected, and between two blocks
 
 @dataclass(frozen=True)
 class Web:
-    """Files below an address, their digests, and how they become the files of the set."""
+    """Files below an address, their digests, and their conversion to the files of the data set."""
 
     address: str  # ends in /
     download: int  # bytes of all files
-    files: Mapping[str, str] = field(default_factory=dict)  # {name: SHA-256}; none: the files of the set's manifest
-    inside: Members | None = None  # the one file is an archive, of which these are wanted
+    files: Mapping[str, str] = field(default_factory=dict)  # {name: SHA-256}; empty: the files of the set's manifest
+    inside: Members | None = None  # if the only file is an archive, the members to extract
     repack: Callable[[Path, Path, int, str], None] = convert.unchanged
 
     @property
     def origin(self) -> str:
-        """For people: where it is."""
+        """Origin for messages: the address."""
         return self.address.rstrip("/")
 
     def gather(self, data: DataSet, work: Path) -> Path:
-        """The folder of the set's files, inside the folder ``work``."""
+        """Download the files; return the folder of the set's files, inside the folder ``work``."""
         delivered, ready = work / "delivered", work / "ready"
         with metered(data.name, self.download) as meter:
             for name, sha256 in (self.files or manifest(data.name)).items():
@@ -53,18 +53,19 @@ class Web:
 
 
 def manifest(name: str) -> dict[str, str]:
-    """{path: SHA-256} of the files of a set that is downloaded file by file, as ``sha256sum`` lists them."""
+    """Return {path: SHA-256} of the files of a set that is downloaded file by file, as printed by ``sha256sum``."""
     lines = resources.files("richter.tasks").joinpath("manifests", f"{name}.sha256").read_text("utf-8").splitlines()
     return {path.removeprefix("./"): sha256 for sha256, path in (line.split("  ", 1) for line in lines)}
 
 
 def retrieve(address: str, target: Path, sha256: str, meter: Meter, **request: Any) -> None:
-    """One file, whole and with this digest, or an error and no file; ``request``: for ``requests.get``."""
+    """Download one file, complete and with this digest, or raise an error and leave no file. ``request``: for
+    ``requests.get``."""
     import pooch
     from requests.exceptions import RequestException
     fetch = pooch.HTTPDownloader(progressbar=meter, chunk_size=_BLOCK, timeout=_TIMEOUT, **request)
     level = pooch.get_logger().level
-    pooch.get_logger().setLevel(logging.WARNING)  # else it reports each file
+    pooch.get_logger().setLevel(logging.WARNING)  # otherwise it reports each file
     try:
         pooch.retrieve(address, sha256, target.name, target.parent, downloader=fetch)
     except DataError:
@@ -72,7 +73,7 @@ def retrieve(address: str, target: Path, sha256: str, meter: Meter, **request: A
     except RequestException as error:
         raise DataError(f"{meter.name}: {target.name} could not be downloaded from {address} ({_reason(error)}). Is this "
                         f"machine online?") from error
-    except ValueError as error:  # its words give both digests
+    except ValueError as error:  # its message contains both digests
         raise DataError(f"{meter.name}: {target.name} is not the published file, or is damaged; nothing was kept. {error}"
                         ) from error
     except OSError as error:
@@ -82,29 +83,29 @@ def retrieve(address: str, target: Path, sha256: str, meter: Meter, **request: A
 
 
 def _reason(error: Exception) -> str:
-    """Why a download failed, in the words of the innermost error that is named: the outer ones repeat the address."""
+    """Return the message of the innermost error with a name, because the outer ones repeat the address."""
     inner = getattr(error.args[0] if error.args else None, "reason", None) or error
     return f"{type(inner).__name__}: {inner}"
 
 
 @contextlib.contextmanager
 def metered(name: str, most: int) -> Iterator[Meter]:
-    """A meter for the files of one set, with its progress bar."""
+    """Yield a meter for the files of one set, with its progress bar."""
     with progress(title=f"fetching {name}", total=most, unit="B", unit_scale=True) as bar:
         yield Meter(name, most, bar)
 
 
 class Meter:
-    """What pooch takes for a progress bar: it shows the bytes of all files, and stops a download of more than expected."""
+    """The progress bar passed to pooch: it shows the bytes of all files, and stops a download that is larger than expected."""
 
     def __init__(self, name: str, most: int, bar: Any) -> None:
         self.name, self.most, self._bar = name, most, bar
-        self._before = self._now = 0  # bytes of the files before this one, and with it
+        self._before = self._now = 0  # bytes of the files before this one, and including it
         self._total = 0
 
     @property
     def total(self) -> int:
-        """Bytes of this file, as the server announces them; 0 where it does not."""
+        """Bytes of this file as announced by the server; 0 if it does not announce them."""
         return self._total
 
     @total.setter
@@ -113,17 +114,17 @@ class Meter:
         self._check(self._before + announced)
 
     def update(self, more: int) -> None:
-        """More bytes have come; pooch counts whole blocks, of which the last is not full."""
+        """Count received bytes. pooch counts whole blocks, but the last one is not full."""
         self._now += more
         self._check(self._now - _BLOCK)
         self._bar.update(max(0, min(self._now, self.most) - self._bar.n))
 
     def reset(self) -> None:
-        """The file is whole: pooch counts it again, exactly, if its size was announced."""
+        """Mark the file as complete: pooch counts it again, exactly, if its size was announced."""
         self._now = self._before if self._total else self._now
 
     def close(self) -> None:
-        """The next file begins."""
+        """Start the next file."""
         self._before = self._now
 
     def _check(self, size: int) -> None:

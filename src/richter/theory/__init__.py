@@ -1,11 +1,12 @@
-"""Solvable theory: what a measurement should be. Pure functions of arrays (numpy or torch in, the same kind out, float64).
+"""Solvable theory: predictions of what a measurement should give. Pure functions of arrays (numpy or torch in, the same kind
+out, float64).
 
-Each file offers ``THEORIES``: closed forms, each with a simulation that builds the actual system and never calls the closed form,
-so that their agreement is evidence (``richter.testing.check_theory``). Theory imports no instrument, and no instrument theory.
+Each file defines ``THEORIES``: closed forms, each with a simulation that builds the actual system and never calls the closed
+form, so that their agreement is evidence (``richter.testing.check_theory``). Theory and instrument do not import each other.
 
-    richter.theory.names()                                    # of all theories, without importing one
+    richter.theory.names()                                    # names of all theories, without importing one
     richter.theory.get("freeprob.centred_nfc").predict        # the closed form
-    richter.theory.add(Theory("mine", ...))                   # one of your own, known to `list` and `cite`
+    richter.theory.add(Theory("mine", ...))                   # add your own; `list` and `cite` then know it
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Four networks whose staircases are known in closed form: what is learned at each jump, and when.  [agf]
+"""Four networks with known closed-form staircases: what is learned at each jump, and when.  [agf]
 
-From small weights of size alpha a network of two layers learns in jumps (`richter.theory.alternating` says how, for any network).
+From small weights of size alpha a network of two layers learns in jumps (`richter.theory.alternating` computes them for any
+network).
 
-    diagonal    f(x) = sum_i u_i v_i x_i                  coordinates, by what the residual has pulled at each so far
-    linear      f(x) = A W x                              modes of the inputs, by `richter.theory.linear_jumps`
-    attention   one layer of linear attention heads       principal components of the inputs, the largest first
-    modular     f = sum_i (u_i.x_a + v_i.x_b)^2 w_i       Fourier components of the template, the largest first
+    diagonal    f(x) = sum_i u_i v_i x_i                  learns coordinates, by the time integral of the residual's pull
+    linear      f(x) = A W x                              learns modes of the inputs, by `richter.theory.linear_jumps`
+    attention   one layer of linear attention heads       learns principal components of the inputs, largest first
+    modular     f = sum_i (u_i.x_a + v_i.x_b)^2 w_i       learns Fourier components of the template, largest first
 
-Losses are half a mean squared error, E|y - f|^2 / 2. Times of the first two are in units of log(1 / alpha); the neurons of the
-others have degree 3, and their times go like 1 / alpha, with every neuron's own start.
+Losses are half a mean squared error, E|y - f|^2 / 2. Times of the first two are in units of log(1 / alpha). The neurons of the
+other two have degree 3: their times scale like 1 / alpha and depend on each neuron's initial weights.
 """
 
 from __future__ import annotations
@@ -48,32 +49,35 @@ from richter.theory.linear_jumps import SMALL, linear, predict_linear, simulate_
 
 Numbers = NDArray[np.float64]
 SCALE = "the scale of initial weights"
-HALF = 1 - math.sqrt(0.5)  # of what is learned of a component: then the loss has fallen half way
+HALF = 1 - math.sqrt(0.5)  # share of a component's final value at which its loss has fallen half way
 
 # ------------------------------------------------------------------------------------------------ diagonal
 
 
-class Diagonal(NamedTuple):
-    """Of a diagonal linear network: the staircase, and the coefficients u v on each of its levels [k + 1, d]."""
+class DiagonalResult(NamedTuple):
+    """Result for a diagonal linear network: the staircase, and the coefficients u v on each of its levels [k + 1, d]."""
 
     staircase: Staircase
     coefficients: Array
 
 
-def diagonal(X: ArrayLike, y: ArrayLike, *, threshold: float = 1.0) -> Diagonal:
-    """f(x) = sum_i u_i v_i x_i from u = sqrt(2) alpha, v = 0. A coordinate wakes when the residual's pull g_i = E[x_i r], summed
-    over time, has reached log(1 / alpha), and sleeps again where its coefficient would change its sign.  [agf, Sec. 3]
+def diagonal(X: ArrayLike, y: ArrayLike, *, threshold: float = 1.0) -> DiagonalResult:
+    """Staircase of f(x) = sum_i u_i v_i x_i from u = sqrt(2) alpha, v = 0. A coordinate becomes active when the time integral of
+    g_i = E[x_i r], with the residual r, reaches log(1 / alpha). It becomes dormant again where its coefficient would change sign.
+
+    [agf, Sec. 3]
 
     >>> stairs, coefficients = diagonal(x, y)
     >>> stairs.times * math.log(1 / alpha)
     """
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
     above_zero("a threshold", threshold=threshold)
-    (x, x_unit), (z, y_unit) = in_units(X_), in_units(y_)  # signed least squares know one scale only
+    # rescaled, because signed least squares works with numbers of order one
+    (x, x_unit), (z, y_unit) = in_units(X_), in_units(y_)
     parts = (X_.new_tensor(a) for a in _awakenings(x.cpu().numpy(), z.cpu().numpy(), threshold))
     times, levels, path = (a * u for a, u in zip(parts, (1 / x_unit / y_unit, y_unit * y_unit, y_unit / x_unit), strict=True))
     held(times=times, losses=levels, coefficients=path)
-    return Diagonal(Staircase(like(times, X), like(levels, X)), like(path, X))
+    return DiagonalResult(Staircase(like(times, X), like(levels, X)), like(path, X))
 
 
 def _awakenings(X: Numbers, y: Numbers, threshold: float) -> tuple[Numbers, Numbers, Numbers]:
@@ -113,7 +117,7 @@ def _signed_least_squares(X: Numbers, y: Numbers, active: NDArray[np.bool_], sig
 
 
 def predict_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times, *, threshold: float = 1.0) -> Array:
-    """The loss at times ``t``, in units of ``log_inverse`` = log(1 / alpha): the staircase."""
+    """Return the loss at times ``t``, in units of ``log_inverse`` = log(1 / alpha), from the staircase."""
     above_zero(SMALL, log_inverse=log_inverse)
     stairs, path = diagonal(X, y, threshold=threshold)
     x, y_, beta, times, levels = (to_tensor(a).cpu().numpy() for a in (X, column(y), path, *stairs))
@@ -124,8 +128,8 @@ def predict_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times, *
 
 
 def simulate_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times) -> Array:
-    """The loss of the gradient flow at these times, in the variable G = int g dt, in which alpha may be as small as one likes:
-    u v = alpha^2 sinh(2 G) exactly."""
+    """Return the loss of the gradient flow at times ``t``. The flow is integrated in G = int g dt, so alpha may be arbitrarily
+    small: u v = alpha^2 sinh(2 G) exactly."""
     from scipy.integrate import solve_ivp
     above_zero(SMALL, log_inverse=log_inverse)
     given, L = read(X=(X, "n d"), y=(column(y), "n")), float(log_inverse)
@@ -152,36 +156,38 @@ def simulate_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times) 
 
 
 def _exp(a: Numbers) -> Numbers:
-    return np.exp(np.minimum(a, 300.0))  # trial steps of the solver go further, and are taken back
+    return np.exp(np.minimum(a, 300.0))  # the solver's trial steps go further and are rejected
 
 
 # ------------------------------------------------------------------------------------------------ linear attention
 
 
 class Attention(NamedTuple):
-    """Of linear attention on in-context regression: levels, and what is learned of each principal component, largest first."""
+    """Result for linear attention on in-context regression: levels, and the learned value of each principal component, largest
+    first."""
 
     levels: Array  # [d + 1]
     values: Array  # [d], the singular values of sum_h v_h k_h q_h^T
-    utilities: Array  # [d], the largest that a head of norm 1 can have
+    utilities: Array  # [d], largest utility of a head of norm 1
 
     def waits(self, norms: ArrayLike, lr: float = 1.0) -> Array:
-        """At least how long it takes until a head has learned each component so far that the loss has fallen half way to its
-        level. ``norms`` [d]: the largest norm of a head that sleeps when the wait begins: of the first component at the start, of
-        a later one where the loss rests behind the jump before, because sleeping heads grow all the time. One number: they are
-        never larger. Of a head of norm n and utility U n^3, d n / dt = 3 lr U n^2."""
+        """Lower bound on the time until a head has learned each component so far that the loss has fallen half way to its level.
+        ``norms`` [d]: the largest norm of a dormant head when the wait begins. For the first component that is the start; for a
+        later one it is the plateau after the previous jump, because dormant heads keep growing. A single number is a bound for
+        all. The norm n of a head of utility U n^3 follows d n / dt = 3 lr U n^2."""
         above_zero("a rate", lr=lr)
         values, utilities, sizes = per_mode(values=self.values, utilities=self.utilities, norms=norms)
         if not (sizes > 0).all():
             raise SelectionError(f"norms reach {sizes.min().item():g}: those of sleeping heads, above 0, are needed; a head of "
                                  f"norm 0 never wakes.")
-        halfway = math.sqrt(3) * (HALF * values) ** (1 / 3)  # the norm of a head whose v k q is that
+        halfway = math.sqrt(3) * (HALF * values) ** (1 / 3)  # norm of a head whose v k q has this value
         return like((1 / sizes - 1 / halfway).clamp(min=0) / (3 * lr * utilities), self.levels)
 
 
 def attention(eigenvalues: ArrayLike, length: int, *, extra: float = 1.0) -> Attention:
-    """Heads v (sum_n y_n x_n.k) (q.x_query) that see ``length`` pairs (x, y = w.x), w ~ N(0, 1), x ~ N(0, Sigma): principal
-    components are learned in the order of their ``eigenvalues``.  [agf, Sec. 5]
+    """Levels for heads v (sum_n y_n x_n.k) (q.x_query) that see ``length`` pairs (x, y = w.x), w ~ N(0, 1), x ~ N(0, Sigma).
+
+    Principal components are learned in the order of their ``eigenvalues``.  [agf, Sec. 5]
 
         l_k = [Tr - sum_{i <= k} lambda_i / (1 + (1 + Tr / lambda_i) / N)] / 2
     """
@@ -197,7 +203,7 @@ def attention(eigenvalues: ArrayLike, length: int, *, extra: float = 1.0) -> Att
 
 def predict_attention(eigenvalues: ArrayLike, length: int, heads: int, alpha: float, *, extra: float = 1.0
                       ) -> tuple[Array, Array]:
-    """(the loss at the end, what is learned of each component) with at least as many heads as components."""
+    """Return (final loss, learned value of each component) with at least as many heads as components."""
     whole(heads=heads)
     above_zero(SCALE, alpha=alpha)
     out = attention(eigenvalues, length, extra=extra)
@@ -208,15 +214,16 @@ def predict_attention(eigenvalues: ArrayLike, length: int, heads: int, alpha: fl
 
 
 def simulate_attention(eigenvalues: ArrayLike, length: int, heads: int, alpha: float, seed: int = 0) -> tuple[Array, Array]:
-    """The same at the end of the gradient flow of the population's loss, from heads of norm about ``alpha``."""
+    """Return the final loss and learned values along the gradient flow of the population loss, from heads of norm about
+    ``alpha``."""
     _, losses, M = attention_flow(eigenvalues, length, heads, alpha, [0.0, 60.0], seed=seed)
     return losses[-1:], M[-1].diagonal()
 
 
 def attention_flow(eigenvalues: ArrayLike, length: int, heads: int, alpha: float, t: Times, seed: int = 0
                    ) -> tuple[Array, Array, Array]:
-    """(times, losses [t], sum_h v k q^T [t, d, d]) along the gradient flow of the population's loss from N(0, alpha^2); times are
-    in units of 1 / (alpha N lambda_1^2), in which jumps come at numbers of order one."""
+    """Return (times, losses [t], sum_h v k q^T [t, d, d]) along the gradient flow of the population loss from N(0, alpha^2).
+    Times are in units of 1 / (alpha N lambda_1^2), in which jump times are of order one."""
     whole(length=length, heads=heads)
     whole(0, seed=seed)
     above_zero(SCALE, alpha=alpha)
@@ -248,8 +255,8 @@ def attention_flow(eigenvalues: ArrayLike, length: int, heads: int, alpha: float
 
 
 class Modular(NamedTuple):
-    """Of quadratic networks on modular addition: frequencies in the order in which they are learned, levels of the mean squared
-    error over examples and outputs, and the largest utility of each."""
+    """Result for quadratic networks on modular addition: frequencies in the order in which they are learned, levels of the mean
+    squared error over examples and outputs, and the largest utility of each frequency."""
 
     frequencies: Array  # [k]
     levels: Array  # [k + 1]
@@ -257,9 +264,10 @@ class Modular(NamedTuple):
 
 
 def modular(template: ArrayLike) -> Modular:
-    """f(x_a, x_b) = sum_i (u_i.x_a + v_i.x_b)^2 w_i, which is to give x_{a+b}, where x_a is the template [p] shifted by a. A
-    frequency k, of two signs and any phase, needs six neurons; k = p / 2 has one sign, so that two do, and its utility is larger
-    by sqrt(2): it may come before larger coefficients.  [agf, Sec. 6]"""
+    """Order of frequencies for f(x_a, x_b) = sum_i (u_i.x_a + v_i.x_b)^2 w_i with target x_{a+b}, where x_a is the template [p]
+    shifted by a. A frequency k (with two signs and any phase) needs six neurons. The frequency k = p / 2 has one sign, so two
+    neurons suffice and its utility is larger by sqrt(2): it may be learned before frequencies with larger coefficients.  [agf,
+    Sec. 6]"""
     x = centred_template(template)
     p, size = len(x), torch.fft.rfft(x).abs()[1:]
     signs = torch.full_like(size, 2.0)
@@ -273,7 +281,7 @@ def modular(template: ArrayLike) -> Modular:
 
 
 def modular_pairs(template: ArrayLike) -> tuple[Array, Array]:
-    """All inputs (x_a, x_b) [p^2, 2p] and targets x_{a+b} [p^2, p] of a template [p]."""
+    """Return all inputs (x_a, x_b) [p^2, 2p] and targets x_{a+b} [p^2, p] of a template [p]."""
     (x,) = read(template=(template, "p"))
     p = len(x)
     shifts = torch.stack([x.roll(a) for a in range(p)])
@@ -282,14 +290,15 @@ def modular_pairs(template: ArrayLike) -> tuple[Array, Array]:
 
 
 def predict_modular(template: ArrayLike, *, share: float = 2 / 27) -> tuple[Array, Array]:
-    """(frequencies in their order, the largest utility of each). ``share``: 2 / 27 of equal norms of u, v and w."""
+    """Return (frequencies in order, largest utility of each). ``share``: 2 / 27 for equal norms of u, v and w."""
     above_zero("a share", share=share)
     out = modular(template)
     return out.frequencies, math.sqrt(share / (2 / 27)) * out.utilities
 
 
 def simulate_modular(template: ArrayLike, seed: int = 0) -> tuple[Array, Array]:
-    """The same by ascent on the sphere, over all pairs of inputs: neurons that start with one frequency each, and keep it."""
+    """Find the same pair by gradient ascent on the sphere, over all pairs of inputs. Each neuron starts with one frequency and
+    keeps it."""
     whole(0, seed=seed)
     given = centred_template(template)
     x, p = given.cpu(), len(given)
@@ -315,7 +324,7 @@ def simulate_modular(template: ArrayLike, seed: int = 0) -> tuple[Array, Array]:
 
 
 def _diagonal_cases() -> list[tuple[Any, ...]]:
-    """Random inputs, and two inputs so alike that a coordinate wakes and sleeps again; times between jumps."""
+    """Random inputs, and two inputs so similar that a coordinate becomes active and dormant again; times between jumps."""
     X = np.asarray(normal(40, 6, seed=3))
     alike = np.linalg.cholesky([[11.2145, 3.7097], [3.7097, 1.7855]]).T * math.sqrt(2)
     return [(X, X @ np.array([2.0, -1.5, 1.0, 0.5, -0.25, 0.1]), 128.0, [0.3, 3.0, 7.0, 20.0]),
@@ -323,7 +332,7 @@ def _diagonal_cases() -> list[tuple[Any, ...]]:
 
 
 def _linear_cases() -> list[tuple[Any, ...]]:
-    """White inputs; others whose moments commute, also where a strong mode explains little; two that do not."""
+    """White inputs; inputs whose moments commute, also where a strong mode explains little; and inputs whose moments do not."""
     strengths, t = np.diag([3.0, 2.0, 1.0, 0.5]), [0.2, 0.42, 0.75, 1.5, 3.0]
     return [(np.eye(4), strengths, 8, 32.0, t), (np.diag([2.0, 1.0, 1.0, 0.5]), strengths, 8, 32.0, t),
             (np.diag([10.0, 0.1]), np.diag([3.0, 1.0]), 8, 32.0, [0.2, 0.6, 2.0]),

@@ -1,13 +1,12 @@
-"""Alternating gradient flows of any network of neurons: they sleep, and wake one after the other.  [agf]
+"""Alternating gradient flows of any network of neurons: dormant neurons become active one after the other.  [agf]
 
 A network f(x) = sum_i f_i(x; theta_i) whose neurons have degree k >= 2 in their parameters follows the gradient flow of
 E|y - f|^2 / 2 from |theta_i| ~ alpha. A *dormant* neuron sees a residual r that does not change. Its direction climbs the
 *utility* U(theta; r) = E<f_i(x; theta), r(x)> on the sphere, and its norm reaches 1 when the *accumulated utility*
-S_i = int k U dt reaches c_i = -log|theta_i(0)| (k = 2) or (|theta_i(0)|^(2-k) - 1) / (k - 2). The first that does is *active*:
-all active neurons go to a minimum of the loss, in a time that does not count, r changes, and so on. The loss is a staircase.
-Neurons of degree 2 that sleep turn with those that are awake meanwhile, as fast as they do, however small they are.
-The 1 is near what norms come to where targets are of order 1; else it is their ``unit``, which goes like |y|^(1/k).
-
+S_i = int k U dt reaches c_i = -log|theta_i(0)| (k = 2) or (|theta_i(0)|^(2-k) - 1) / (k - 2). The first neuron to reach it
+becomes *active*. All active neurons then go to a minimum of the loss, in a negligible time, r changes, and the next phase begins.
+The loss is a staircase. Dormant neurons of degree 2 turn together with the active ones, at the same speed, however small they
+are. The norm 1 is close to the final norm if targets are of order 1. Otherwise use ``unit``, which scales like |y|^(1/k).
 A neuron is given as a torch function. `richter.theory.agf` has the closed forms of four networks.
 """
 
@@ -35,20 +34,20 @@ from richter.theory.neurons import AGAIN, Asleep, Neuron, Neurons
 
 Activation = Literal["linear", "relu", "square"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda z: z, "relu": torch.relu, "square": torch.square}
-SCALES = (0.5, 2.0, 3.0)  # at which a neuron is tried, to find its degree
-OFTEN = 10  # jumps for each neuron at most: one that was driven to zero may wake again
-FINEST = 36.0  # log(1 / alpha) beyond which float64 does not hold what sleeps beside what is awake
-MERGED, SEEN = 1.1, 0.01  # jumps that are nearer than this are one; drops below this share of the first loss are not seen
+SCALES = (0.5, 2.0, 3.0)  # scales at which a neuron is evaluated to find its degree
+OFTEN = 10  # maximum number of jumps per neuron: a neuron that was driven to zero may become active again
+FINEST = 36.0  # for a larger log(1 / alpha), float64 cannot hold dormant neurons next to active ones
+MERGED, SEEN = 1.1, 0.01  # jumps closer than MERGED count as one; drops below the share SEEN of the first loss are ignored
 
 
 class Staircase(NamedTuple):
-    """The loss falls from ``levels[k]`` to ``levels[k + 1]`` at ``times[k]``."""
+    """A loss that falls from ``levels[k]`` to ``levels[k + 1]`` at ``times[k]``."""
 
     times: Array  # [k]
     levels: Array  # [k + 1]
 
     def loss(self, t: ArrayLike) -> Array:
-        """The level at these times."""
+        """Return the level at these times."""
         times, levels = to_tensor(self.times, "times"), to_tensor(self.levels, "levels")
         (t_,) = read(t=(to_tensor(t, "t").reshape(-1), "t"))
         return like(levels[torch.searchsorted(times, t_.to(times.device), right=True)], self.times)
@@ -56,33 +55,33 @@ class Staircase(NamedTuple):
 
 @dataclass(frozen=True)
 class Learned:
-    """What ``alternating_flows`` says: the staircase, and who woke."""
+    """Result of ``alternating_flows``: the staircase, and the neurons that became active."""
 
     staircase: Staircase
-    order: list[int]  # the neuron that wakes at each jump
-    utilities: list[float]  # its utility then, at its direction on the unit sphere
-    parameters: list[Array] = field(repr=False)  # of all neurons after each jump [H, p]; those asleep on the unit sphere
+    order: list[int]  # the neuron that becomes active at each jump
+    utilities: list[float]  # its utility at that time, for its direction on the unit sphere
+    parameters: list[Array] = field(repr=False)  # all neurons after each jump [H, p]; dormant ones on the unit sphere
     degree: float
-    again: list[tuple[int, ...]]  # the neurons that each jump drove to zero, and that sleep again
-    left: list[float]  # of the gradient at each level, in units of the first loss over the norm of a neuron: how exact it is
+    again: list[tuple[int, ...]]  # neurons that each jump drove to zero and that are dormant again
+    left: list[float]  # gradient norm left at each level, in units of the first loss over the norm of a neuron: its accuracy
     lr: float = 1.0
 
     @property
     def separations(self) -> NDArray[np.float64]:
-        """The time from each jump to the next [k - 1], in units of what both take (``separations``)."""
+        """Time from each jump to the next [k - 1], in units of the durations of both (``separations``)."""
         return separations(_numbers(self.staircase.times), np.array(self.utilities), self.degree, self.lr)
 
 
 def separations(times: NDArray[np.float64], utilities: NDArray[np.float64], degree: float, lr: float = 1.0
                 ) -> NDArray[np.float64]:
-    """(t_{j+1} - t_j) / (1 / kU_j + 1 / kU_{j+1}). A neuron of utility U goes from a tenth to nine tenths of what it comes to
-    within about 2.2 / kU (k = 2: a logistic curve), so that below 1.1 two jumps are one."""
+    """Return (t_{j+1} - t_j) / (1 / kU_j + 1 / kU_{j+1}). A neuron of utility U grows from a tenth to nine tenths of its final
+    value within about 2.2 / kU (a logistic curve for k = 2), so two jumps with a value below 1.1 count as one."""
     takes = 1 / (lr * degree * utilities)
     return np.diff(times) / (takes[:-1] + takes[1:])
 
 
 def warn_of_merging(times: NDArray[np.float64], levels: NDArray[np.float64], apart: NDArray[np.float64]) -> None:
-    """Of the first two jumps in a row that are one, and that both lower the loss by more than ``SEEN`` of it."""
+    """Warn about the first two consecutive jumps that merge into one, if both lower the loss by more than the share ``SEEN``."""
     drops = -np.diff(levels) > SEEN * levels[0]
     merged = np.flatnonzero((apart < MERGED) & drops[:-1] & drops[1:])
     if len(merged):
@@ -97,7 +96,7 @@ def warn_of_merging(times: NDArray[np.float64], levels: NDArray[np.float64], apa
 
 
 def degree_of(neuron: Neuron, theta: Tensor, x: Tensor) -> float:
-    """k with f(x; c theta) = c^k f(x; theta), from the outputs at three scales; refused where there is none."""
+    """Return k with f(x; c theta) = c^k f(x; theta), from the outputs at three scales; raise an error if there is no such k."""
     f = neuron(theta, x)
     if not f.abs().max() > 0:
         raise SelectionError("the neuron's outputs are zero on these data, so that no degree can be seen. Give data on which it "
@@ -121,12 +120,13 @@ def degree_of(neuron: Neuron, theta: Tensor, x: Tensor) -> float:
 
 def alternating_flows(neuron: Neuron, theta: ArrayLike, x: ArrayLike, y: ArrayLike, *, jumps: int | None = None, lr: float = 1.0,
                       tolerance: float = 1e-6, keep: bool = True, unit: float = 1.0) -> Learned:
-    """The staircase of the network sum_i neuron(theta_i, x) with initial parameters ``theta`` [H, p] on the data ``x`` [n, d],
-    ``y`` [n, c], for the loss mean_n |y - f|^2 / 2 and gradient flow at the rate ``lr``. It ends when all neurons are awake, when
-    none has a positive utility, when the loss is below ``tolerance`` of the first one, or after ``jumps``. A neuron whose norm
-    falls to zero sleeps again. ``keep=False`` is a rival: at each jump dormant neurons forget how they have turned and what they
-    have accumulated, and begin again. ``unit``: the norm at which a neuron wakes, of the order of what it comes to. Levels are
-    exact to ``tolerance`` of the first loss, and ``.left`` says what is left of the gradient.
+    """Compute the staircase of the network sum_i neuron(theta_i, x) with initial parameters ``theta`` [H, p] on the data ``x``
+    [n, d], ``y`` [n, c], for the loss mean_n |y - f|^2 / 2 and gradient flow at the rate ``lr``. It ends when all neurons are
+    active,
+    when no neuron has a positive utility, when the loss is below ``tolerance`` times the first one, or after ``jumps`` jumps. A
+    neuron whose norm falls to zero becomes dormant again. ``keep=False`` is a control: at each jump dormant neurons lose their
+    directions and their accumulated utility, and start again. ``unit``: the norm at which a neuron becomes active, of the order
+    of its final norm. Levels are exact to ``tolerance`` times the first loss, and ``.left`` is the remaining gradient norm.
 
     >>> relu = lambda theta, x: (x @ theta[:-1]).relu()[:, None] * theta[-1]
     >>> learned = alternating_flows(relu, 1e-3 * torch.randn(20, d + 1), x, y)
@@ -143,7 +143,7 @@ def alternating_flows(neuron: Neuron, theta: ArrayLike, x: ArrayLike, y: ArrayLi
         raise SelectionError(f"initial neurons have norms from {size.min().item():g} to {size.max().item():g}: they sleep where "
                              f"they are above 0 and well below {unit:g}. Scale them down.")
     starts = theta_ / size[:, None]
-    outputs = _outputs(neuron, starts, x_, y_).flatten(1).norm(dim=1)  # weights of one layer may start at zero
+    outputs = _outputs(neuron, starts, x_, y_).flatten(1).norm(dim=1)  # the weights of one layer may start at zero
     degree = degree_of(neuron, starts[outputs.argmax()] if outputs.any() else normal(theta_.shape[1]).to(theta_), x_)
     system = Neurons(neuron, x_, y_, degree, lr, starts, size, unit)
     if not (np.isfinite(system.first) and system.first > 0):
@@ -159,7 +159,7 @@ def alternating_flows(neuron: Neuron, theta: ArrayLike, x: ArrayLike, y: ArrayLi
 
 
 def _outputs(neuron: Neuron, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Those of all neurons [H, n, c]: numbers, in the shape of the targets."""
+    """Return the outputs of all neurons [H, n, c]; check that they are numbers in the shape of the targets."""
     if not callable(neuron):
         raise SelectionError(f"neuron={neuron!r}: a function of (parameters [p], inputs [n, d]) is needed.")
     one = neuron(theta[0], x)
@@ -220,7 +220,8 @@ def _alternate(system: Neurons, tolerance: float, jumps: int | None, keep: bool,
 
 
 def _compare_norms(system: Neurons, first: int, rest: float) -> None:
-    """Is the start of the first neuron that wakes small against the norm it comes to, and is that of the order of the unit?"""
+    """Check that the first active neuron starts small compared with its final norm, and that this norm is of the order of
+    unit."""
     start, k, needed = float(system.size.max()), system.degree, float(system.needed[first])
     if start >= rest:
         raise SelectionError(f"initial neurons have norms up to {start:.2g}, and the first that wakes comes to {rest:.2g}: none "
@@ -235,7 +236,7 @@ def _compare_norms(system: Neurons, first: int, rest: float) -> None:
 
 
 def _numbers(a: Array) -> NDArray[np.float64]:
-    """As numpy has them, from any device."""
+    """Convert to numpy, from any device."""
     return to_tensor(a).cpu().numpy()
 
 
@@ -243,27 +244,27 @@ def _numbers(a: Array) -> NDArray[np.float64]:
 
 
 def layers(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLike) -> tuple[Neuron, list[Tensor]]:
-    """The neuron a phi(w.x) of the parameters theta_i = (w, a) [H, d + c], and [theta, x, y] as they are read."""
+    """Return the neuron a phi(w.x) of the parameters theta_i = (w, a) [H, d + c], and [theta, x, y] as tensors."""
     given, d = two_layers(theta, x, y, activation, ACTIVATIONS)
     phi = ACTIVATIONS[activation]
     return lambda own, inputs: phi(inputs @ own[:d])[:, None] * own[d:], given
 
 
 def predict(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLike, t: Times, *, lr: float = 1.0) -> Array:
-    """The loss of sum_i a_i phi(w_i.x) at times ``t``, from theta_i = (w_i, a_i) [H, d + c]: the staircase."""
+    """Return the loss of sum_i a_i phi(w_i.x) at times ``t``, from theta_i = (w_i, a_i) [H, d + c], by the staircase."""
     neuron, given = layers(activation, theta, x, y)
     return like(to_tensor(alternating_flows(neuron, *given, lr=lr).staircase.loss(times_from_zero(t))), theta)
 
 
-SLOPES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {  # phi and phi', as the simulation has them
+SLOPES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {  # phi and phi' for the simulation
     "linear": (lambda z: z, torch.ones_like), "relu": (lambda z: z.clamp(min=0), lambda z: (z > 0).to(z)),
     "square": (lambda z: z * z, lambda z: 2 * z)}
 
 
 def simulate(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLike, t: Times, lr: float | None = None
              ) -> Array:
-    """The same along the gradient flow of all its weights; with ``lr`` in steps of gradient descent, which kinks of ReLU do not
-    slow down."""
+    """Return the loss along the gradient flow of all weights. With ``lr``, use steps of gradient descent, which kinks of ReLU do
+    not slow down."""
     given, d = two_layers(theta, x, y, activation, SLOPES)
     theta_, x_, y_ = (a.cpu() for a in given)
     W, A = theta_[:, :d], theta_[:, d:]
@@ -281,7 +282,7 @@ def simulate(activation: Activation, theta: ArrayLike, x: ArrayLike, y: ArrayLik
 
 
 def _cases() -> list[tuple[Any, ...]]:
-    """A target that one neuron fits; times before the jump, and behind it."""
+    """A target that one neuron fits, with times before and after the jump."""
     x = normal(40, 3, seed=1)
     x = x @ torch.linalg.inv(torch.linalg.cholesky(x.T @ x / len(x))).T
     small = normal(2, 4, seed=2) / 2

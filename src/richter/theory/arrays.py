@@ -1,4 +1,4 @@
-"""What every theory does with its arguments: read arrays as float64 tensors whose axes fit, give back the kind it was given."""
+"""Reading of the arguments of theories: arrays become float64 tensors with consistent axes, and results the kind of the input."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from torch import Tensor, nn
 
 from richter.core import SelectionError, unknown
 from richter.core.arrays import Array, ArrayLike, to_tensor
-from richter.core.arrays import like as like  # for the theories, which all give back the kind of array they are given
+from richter.core.arrays import like as like  # re-exported for the theories, which all return the kind of array they get
 
 BIASES = ("near the origin a network with biases has no one degree in its weights, and no escape direction as the theory has "
           "them. Take one without: nn.Linear(..., bias=False).")
-Times = float | Sequence[float] | Array  # one number is one time
-SIZES = (1e-145, 1e145)  # of weights: squares of such numbers, and their products, are numbers
-LARGEST = (1e-290, 1e300)  # of the largest weight: sums and halves of such weights keep their digits
-ORDINARY = (1e-90, 1e90)  # of data: products of any three of such numbers, or of their inverses, are numbers
+Times = float | Sequence[float] | Array  # a single number is one time
+SIZES = (1e-145, 1e145)  # sizes of weights whose squares and products stay within the range of float64
+LARGEST = (1e-290, 1e300)  # sizes of the largest weight for which sums and halves keep their digits
+ORDINARY = (1e-90, 1e90)  # sizes of data for which products of any three numbers, or of their inverses, stay within the range
 
 
 def read(**given: tuple[ArrayLike, str]) -> list[Tensor]:
-    """``X, y = read(X=(X, "n d"), y=(y, "n"))``: real, finite, not empty, and axes of one name of one length."""
+    """Read ``X, y = read(X=(X, "n d"), y=(y, "n"))``: check that arrays are real, finite and not empty, and that axes of one name
+    have one length."""
     lengths: dict[str, tuple[int, str]] = {}
     out: list[Tensor] = []
     for name, (value, axes) in given.items():
@@ -43,7 +44,8 @@ def read(**given: tuple[ArrayLike, str]) -> list[Tensor]:
 
 
 def network(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, layer: int) -> tuple[list[Tensor], Tensor, Tensor]:
-    """The weights [d_out, d_in] of a network, first layer first, with its inputs and labels; ``layer`` is one of its layers."""
+    """Read the weights [d_out, d_in] of a network, first layer first, with its inputs and labels. ``layer`` is one of its
+    layers."""
     X_, y_ = read(X=(X, "n d"), y=(y, "n c"))
     W_ = [read(**{f"weights[{i}]": (W, "d_out d_in")})[0].to(X_.device) for i, W in enumerate(weights)]
     sizes = [X_.shape[1], *(W.shape[0] for W in W_)]
@@ -54,7 +56,8 @@ def network(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, layer: int
 
 
 def relu_network(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike) -> tuple[list[Tensor], Tensor, Tensor]:
-    """W_1..W_L [d_out, d_in] of a network of two layers or more without biases, its inputs, and a row of outputs for each."""
+    """Read W_1..W_L [d_out, d_in] of a network of two layers or more without biases, its inputs, and a row of outputs for
+    each."""
     X_, y_ = read(X=(X, "n d"), y=(columns(y), "n c"))
     W = relu_layers(weights, X_)[0]
     if W[-1].shape[0] != y_.shape[1]:
@@ -64,7 +67,7 @@ def relu_network(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike) -> tu
 
 
 def relu_layers(weights: Sequence[ArrayLike], X: ArrayLike) -> tuple[list[Tensor], Tensor]:
-    """The same without outputs."""
+    """Read W_1..W_L [d_out, d_in] and inputs like ``relu_network``, without outputs."""
     (X_,) = read(X=(X, "n d"))
     if isinstance(weights, nn.Module):
         raise SelectionError(f"weights are a {type(weights).__name__}: matrices [d_out, d_in] are needed. "
@@ -84,7 +87,8 @@ def relu_layers(weights: Sequence[ArrayLike], X: ArrayLike) -> tuple[list[Tensor
 
 def two_layers(theta: ArrayLike, x: ArrayLike, y: ArrayLike, activation: str, activations: Iterable[str]
                ) -> tuple[list[Tensor], int]:
-    """[theta, x, y] of a network sum_i a_i phi(w_i.x) with theta_i = (w_i, a_i) [H, d + c], and d; phi is one of these."""
+    """Return [theta, x, y] of a network sum_i a_i phi(w_i.x) with theta_i = (w_i, a_i) [H, d + c], and d. phi is one of
+    ``activations``."""
     theta_, x_, y_ = read(theta=(theta, "H p"), x=(x, "n d"), y=(y, "n c"))
     d = x_.shape[1]
     if theta_.shape[1] != d + y_.shape[1]:
@@ -97,8 +101,8 @@ def two_layers(theta: ArrayLike, x: ArrayLike, y: ArrayLike, activation: str, ac
 
 def linear_layers(weights: Sequence[ArrayLike], correlation: ArrayLike, covariance: ArrayLike | None = None
                   ) -> tuple[list[Tensor], Float[Tensor, "d c"], Float[Tensor, "d d"] | None]:
-    """The weights of a linear network f(x) = x^T W_1 W_2 ... W_L, each [d_in, d_out], with E[x y^T] [d, c] and E[x x^T] [d, d]
-    (None: whitened inputs). Not all weights are zero."""
+    """Read the weights of a linear network f(x) = x^T W_1 W_2 ... W_L, each [d_in, d_out], with E[x y^T] [d, c] and E[x x^T] [d,
+    d] (None: whitened inputs). At least one weight must not be zero."""
     (C,) = read(correlation=(correlation, "d c"))
     W = [read(**{f"W{i + 1}": (w, "d_in d_out")})[0].to(C.device) for i, w in enumerate(weights)]
     sizes = [len(C), *(w.shape[1] for w in W)]
@@ -122,7 +126,7 @@ def linear_layers(weights: Sequence[ArrayLike], correlation: ArrayLike, covarian
 
 
 def moving(a0: ArrayLike, b0: ArrayLike) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]]:
-    """Weights a_i and b_i of units a_i b_i x, not all of them zero."""
+    """Read the weights a_i and b_i of units a_i b_i x; at least one must not be zero."""
     a, b = read(a0=(a0, "p"), b0=(b0, "p"))
     if not (a.any() or b.any()):
         raise SelectionError("a0 and b0 are all zero: no gradient reaches such weights, and they never move. Give small weights.")
@@ -133,7 +137,7 @@ def moving(a0: ArrayLike, b0: ArrayLike) -> tuple[Float[Tensor, " p"], Float[Ten
 
 
 def squarable(name: str, sizes: Tensor) -> None:
-    """Are weights of these sizes, or 0, such that their squares are numbers too?"""
+    """Raise an error if the square of a weight leaves the range of float64. Zeros are allowed."""
     odd = sizes[(sizes > 0) & ((sizes < SIZES[0]) | (sizes > SIZES[1]))]
     if odd.numel():
         raise SelectionError(f"{name} has weights of size {odd.reshape(-1)[0].item():.2g}: their squares are no numbers of "
@@ -142,7 +146,8 @@ def squarable(name: str, sizes: Tensor) -> None:
 
 
 def ordinary(**given: Tensor) -> None:
-    """Data that are not all zero are of such a size that products of three of them are numbers too."""
+    """Raise an error if data are so large or small that products of three numbers leave the range of float64. All-zero data are
+    allowed."""
     for name, t in given.items():
         largest = t.abs().max().item()
         if largest and not ORDINARY[0] < largest < ORDINARY[1]:
@@ -151,28 +156,29 @@ def ordinary(**given: Tensor) -> None:
 
 
 def held(**results: Tensor) -> None:
-    """Results, of which none is zero everywhere, are numbers of float64."""
+    """Raise an error if a result left the range of float64. No result is zero everywhere."""
     for name, t in results.items():
         if not (torch.isfinite(t).all() and t.any()):
             raise SelectionError(f"{name} from data of such a size leave the range of float64. Give data in other units.")
 
 
 def in_units(t: Tensor) -> tuple[Tensor, float]:
-    """In units of a power of two near the largest, which loses no bit: squares of tiny and of huge numbers are numbers then."""
+    """Divide by a power of two near the largest entry, which is exact, so that squares of tiny and huge numbers are finite.
+    Returns the array and the unit."""
     largest = t.abs().max().item()
     unit = 2.0 ** math.floor(math.log2(largest)) if largest else 1.0
     return t / unit, unit
 
 
 def joint_norm(W: Sequence[Tensor]) -> float:
-    """|theta| of the weights of all layers, also where its square is no number."""
+    """Return |theta| over the weights of all layers, also if its square leaves the range of float64."""
     flat, unit = in_units(torch.cat([w.flatten() for w in W]))
     return float(flat.norm()) * unit
 
 
 def moments(Sxx: ArrayLike, Syx: ArrayLike) -> tuple[Float[Tensor, "d d"], Float[Tensor, "c d"]]:
-    """E[x x^T] and E[y x^T] of some data: the one is symmetric without negative eigenvalues, the other not zero, and zero along
-    inputs that do not vary."""
+    """Read E[x x^T] and E[y x^T] of the same data. The first is symmetric without negative eigenvalues. The second is not zero,
+    and it is zero along inputs without variance."""
     S, C = read(Sxx=(Sxx, "d d"), Syx=(Syx, "c d"))
     ordinary(Sxx=S, Syx=C)
     if not C.any():
@@ -191,13 +197,13 @@ def moments(Sxx: ArrayLike, Syx: ArrayLike) -> tuple[Float[Tensor, "d d"], Float
 
 
 def varying(S: Float[Tensor, "d d"]) -> Float[Tensor, "d m"]:
-    """The principal axes of inputs along which they vary by more than rounding."""
+    """Return the principal axes along which the inputs vary by more than rounding errors."""
     variances, axes = torch.linalg.eigh(S)
     return axes[:, variances > len(S) * torch.finfo(S.dtype).eps * variances.abs().max()]
 
 
 def spectrum(eigenvalues: ArrayLike) -> Float[Tensor, " d"]:
-    """Eigenvalues of a covariance, all above 0."""
+    """Read eigenvalues of a covariance, all above 0."""
     (values,) = read(eigenvalues=(eigenvalues, "d"))
     if not (values > 0).all():
         raise SelectionError(f"eigenvalues reach {values.min().item():g}: those of a covariance, above 0, are needed.")
@@ -206,7 +212,7 @@ def spectrum(eigenvalues: ArrayLike) -> Float[Tensor, " d"]:
 
 
 def centred_template(template: ArrayLike) -> Float[Tensor, " p"]:
-    """A template of modular addition, which has mean zero and is not zero itself."""
+    """Read a template of modular addition, which has mean zero and is not zero itself."""
     (x,) = read(template=(template, "p"))
     ordinary(template=x)
     if abs(x.mean().item()) > 1e-9 * x.abs().max().item():
@@ -217,31 +223,31 @@ def centred_template(template: ArrayLike) -> Float[Tensor, " p"]:
 
 
 def per_mode(**given: ArrayLike) -> list[Float[Tensor, " m"]]:
-    """Numbers of modes [m], all of one length; a single number is that of every mode."""
+    """Read numbers of modes [m], all of one length; a single number counts for every mode."""
     tensors = {name: to_tensor(value, name) for name, value in given.items()}
     modes = next((t.shape[0] for t in tensors.values() if t.dim() == 1), 1)
     return read(**{name: (t.expand(modes) if t.dim() == 0 else t, "m") for name, t in tensors.items()})
 
 
 def first_array(*given: ArrayLike) -> ArrayLike:
-    """The first tensor of several arguments, which may be single numbers; the first of all where there is none."""
+    """Return the first tensor among the arguments, or the first argument if there is none. Arguments may be numbers."""
     return next((g for g in given if isinstance(g, Tensor)), given[0])
 
 
 def columns(y: ArrayLike) -> Tensor:
-    """Labels [n] as [n, 1]; of any other shape as they are."""
+    """Return labels [n] as [n, 1]; other shapes are unchanged."""
     t = to_tensor(y, "y")
     return t[:, None] if t.dim() == 1 else t
 
 
 def column(y: ArrayLike) -> Tensor:
-    """Labels [n, 1] as [n]; of any other shape as they are."""
+    """Return labels [n, 1] as [n]; other shapes are unchanged."""
     t = to_tensor(y, "y")
     return t[:, 0] if t.dim() == 2 and t.shape[1] == 1 else t
 
 
 def evolution(K0: ArrayLike, y: ArrayLike, gamma: float, lr: float, f0: ArrayLike | None) -> tuple[Tensor, Tensor, Tensor]:
-    """What optimal feature evolution starts from: K0, y and D(0) = f0 - y."""
+    """Read the initial condition of optimal feature evolution: K0, y and D(0) = f0 - y."""
     K, y_ = read(K0=(K0, "n n"), y=(column(y), "n"))
     if not (math.isfinite(gamma) and gamma >= 0):
         raise SelectionError(f"gamma={gamma!r}: the feature learning rate is 0 (a frozen kernel) or more; below 0 features would "
@@ -259,7 +265,7 @@ def evolution(K0: ArrayLike, y: ArrayLike, gamma: float, lr: float, f0: ArrayLik
 
 
 def times_from_zero(t: Times) -> Float[Tensor, " t"]:
-    """Times as a tensor [t]."""
+    """Read times as a tensor [t]."""
     given = to_tensor(t if isinstance(t, (Tensor, np.ndarray, float, int)) else list(t), "t")
     (times,) = read(t=(given.reshape(1) if given.dim() == 0 else given, "t"))
     if (times < 0).any():
@@ -268,19 +274,19 @@ def times_from_zero(t: Times) -> Float[Tensor, " t"]:
 
 
 def whole(least: int = 1, **given: Any) -> None:
-    """Sizes and seeds are whole numbers, ``least`` at least."""
+    """Raise an error unless sizes and seeds are integers, at least ``least``."""
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
             raise SelectionError(f"{name}={value!r}; a whole number, at least {least}, is needed.")
 
 
 def above_zero(what: str = "", **given: Any) -> None:
-    """Rates, norms and tolerances are finite numbers above 0; ``what`` they are stands in the error."""
+    """Raise an error unless rates, norms and tolerances are finite numbers above 0. ``what`` names the quantity in the error."""
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, float, np.number)) or not 0 < value < math.inf:
             raise SelectionError(f"{name}={value!r}: {what}{', ' if what else ''}a number above 0 is needed.")
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal numbers for the cases of a theory; another shape or seed, other numbers."""
+    """Draw standard normal numbers for the cases of a theory, from a seed that includes the shape."""
     return torch.from_numpy(np.random.default_rng((seed, *shape)).standard_normal(shape))

@@ -1,13 +1,12 @@
-"""Deep linear networks whose layers are balanced: one equation for each mode, and its solution.  [layerwise, Sec. 3.5]
+"""Deep linear networks with balanced layers: one equation for each mode, and its solution.  [layerwise, Sec. 3.5]
 
     f(x) = x^T W_1 ... W_L,   E[x x^T] = I,   C = E[x y^T] = U diag(s) V^T,   W_i^T W_i = W_(i+1) W_(i+1)^T (never changes).
 Where W_1 ... W_L = U diag(u) V^T, every layer has the singular values w = u^(1/L), and
     u' = L u^(2 - 2/L) (s - u),   w' = w^(L-1) (s - w^L).
 The time from one w to another is an integral in closed form: 1 / (w^(L-1) (s - w^L)) = (w^(1-L) + w / (s - w^L)) / s, and the
-second part is a sum of logarithms over the roots of unity. For one layer u is an exponential, for two a sigmoid (Eq. 3.15);
-deeper, a small start costs w(0)^(2-L) / ((L - 2) s) in time instead of a logarithm: stages are further apart.
-
-Balanced layers have W_1 W_1^T = (P P^T)^(1/L), P = W_1 ... W_L: the neural feature matrix is the L-th root of the AGOP.
+second part is a sum of logarithms over the roots of unity. For one layer u is an exponential, for two layers a sigmoid
+(Eq. 3.15). In deeper networks a small start costs the time w(0)^(2-L) / ((L - 2) s) instead of a logarithm, so stages are further
+apart. Balanced layers have W_1 W_1^T = (P P^T)^(1/L), P = W_1 ... W_L: the neural feature matrix is the L-th root of the AGOP.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from richter.theory.two_layers import ROUNDING, simulate_layers, to_start
 
 @dataclass(frozen=True)
 class DeepModes(Staged):
-    """u_i toward ``s`` [m] from ``u0`` [m] above zero, in a balanced network of ``depth`` layers. A single number is that of
-    every mode. ``rate`` is a factor of time, there to be perturbed.
+    """Modes u_i that go to ``s`` [m] from ``u0`` [m] above zero, in a balanced network of ``depth`` layers. A single number
+    counts for every mode. ``rate`` rescales time; tests perturb it.
 
     >>> DeepModes(s=[2.0, 1.0], u0=0.001, depth=3).emergent_time(0.5)
     """
@@ -50,7 +49,7 @@ class DeepModes(Staged):
     rate: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._read  # noqa: B018  what is no mode is refused here
+        self._read  # noqa: B018  raises an error if the numbers are invalid
 
     def predict(self, t: Times) -> Array:
         """u [m, t]."""
@@ -59,7 +58,7 @@ class DeepModes(Staged):
         return like(self._arrival(time) if self.depth > 1 else u0[:, None] + (u0 - s)[:, None] * torch.expm1(-time), self._kind)
 
     def simulate(self, t: Times, method: Method = "flow", lr: float | None = None) -> Array:
-        """u [m, t] by integrating w' = w^(L-1) (s - w^L), or by descent with steps of ``lr``."""
+        """Return u [m, t] by integrating w' = w^(L-1) (s - w^L), or by gradient descent with steps of ``lr``."""
         return simulate_modes(self.s, self.u0, self.depth, t, method=method, lr=lr)
 
     @property
@@ -78,7 +77,7 @@ class DeepModes(Staged):
         return [s, u0]
 
     def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-        """When u = s / (1 + e^-x); NaN where u starts beyond s, and never had such a share."""
+        """Return the time at which u = s / (1 + e^-x); NaN where u starts above s and never has this share."""
         s, u0 = self._read
         x = x.to(s.device)
         if self.depth == 1:
@@ -97,11 +96,12 @@ class DeepModes(Staged):
         return _elapsed(u0 / s, (s - u0) / s, s, self.depth)
 
     def _arrival(self, t: Float[Tensor, " t"]) -> Float[Tensor, "m t"]:
-        """u at these times: the time is known for every u, rises toward s from either side, and is inverted by halving."""
+        """Return u at these times. The time is known as a function of u, which goes to s from either side, so it is inverted by
+        bisection."""
         s, u0 = (z[:, None].expand(-1, len(t)) for z in self._read)
         goal, L = self._origin[:, None] + t, self.depth
         below = u0 < s
-        first = (u0 / (s - u0).abs()).log()  # x with u / |s - u| = e^x; it rises with time
+        first = (u0 / (s - u0).abs()).log()  # x with u / |s - u| = e^x; it increases with time
         low, high = first.clone(), torch.full_like(first, 800.0)
         for _ in range(80):
             x = (low + high) / 2
@@ -120,7 +120,7 @@ def _shares(x: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _elapsed(share: Tensor, left: Tensor, s: Tensor, L: int) -> Tensor:
-    """The integral of 1 / (w^(L-1) (s - w^L)) at w = (share s)^(1/L), up to a constant; ``left`` = 1 - share, with its digits.
+    """Integral of 1 / (w^(L-1) (s - w^L)) at w = (share s)^(1/L), up to a constant. ``left`` = 1 - share, without cancellation.
 
     With q = share^(1/L) it is s^(2/L - 2) times q^(2-L) / (2 - L) (the logarithm of q for L = 2) plus the integral of
     q / (1 - q^L), which is -(1/L) sum_k r_k^2 log(1 - q / r_k) over the roots r_k of unity."""
@@ -139,8 +139,8 @@ def _elapsed(share: Tensor, left: Tensor, s: Tensor, L: int) -> Tensor:
 
 @dataclass(frozen=True)
 class DeepLinearNetwork(Staged):
-    """The flow from ``weights`` W_1 ... W_L, each [d_in, d_out], toward ``correlation`` = E[x y^T] [d, c]; inputs are whitened.
-    ``rate`` is a factor of time, there to be perturbed.
+    """Gradient flow from ``weights`` W_1 ... W_L, each [d_in, d_out], towards ``correlation`` = E[x y^T] [d, c], with whitened
+    inputs. ``rate`` rescales time; tests perturb it.
 
     >>> network = DeepLinearNetwork.aligned(correlation, depth=3, width=20, scale=0.1)
     >>> network.predict([0.0, 1.0]), network.emergent_time(0.5)
@@ -151,11 +151,12 @@ class DeepLinearNetwork(Staged):
     rate: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._read  # noqa: B018  what is no network is refused here
+        self._read  # noqa: B018  raises an error if the weights do not make a network
 
     @classmethod
     def aligned(cls, correlation: ArrayLike, depth: int, width: int, scale: float, seed: int = 0) -> DeepLinearNetwork:
-        """Balanced layers with all singular values ``scale``, along the singular vectors of the correlation: U R_1^T, R_1 R_2^T,
+        """Make balanced layers with all singular values ``scale``, along the singular vectors of the correlation: U R_1^T, R_1
+        R_2^T,
         ..., R_(L-1) V^T with random orthonormal R_i [p, m]."""
         C = to_start(correlation, scale, seed, width=width, depth=depth)
         U, s, Vt = torch.linalg.svd(C, full_matrices=False)
@@ -166,7 +167,7 @@ class DeepLinearNetwork(Staged):
         return cls([like(scale * a @ b.T, correlation) for a, b in itertools.pairwise(ends)], correlation)
 
     def predict(self, t: Times) -> Array:
-        """W_1 ... W_L [t, d, c]: in closed form where ``solution`` is "modes", otherwise as ``simulate`` has it."""
+        """Return W_1 ... W_L [t, d, c]: in closed form if ``solution`` is "modes", otherwise by integration like ``simulate``."""
         if self.solution == "integrated":
             return self.simulate(t)
         U, _, V = self._bases
@@ -174,14 +175,14 @@ class DeepLinearNetwork(Staged):
         return like(torch.einsum("di,it,ci->tdc", U, u, V), self.weights)
 
     def modes(self, t: Times) -> Array:
-        """u_i^T W_1 ... W_L v_i [m, t]; they go to the singular values of the correlation."""
+        """Return u_i^T W_1 ... W_L v_i [m, t], which converge to the singular values of the correlation."""
         U, _, V = self._bases
         return like(torch.einsum("di,tdc,ci->it", U, torch.as_tensor(self.predict(t)).to(U), V), self.weights)
 
     @cached_property
     def solution(self) -> Literal["modes", "integrated"]:
-        """How ``predict`` knows: "modes" where layers are balanced and the product has the singular vectors of the correlation;
-        from elsewhere no closed form is known for three layers and more, and the flow is integrated."""
+        """Method of ``predict``: "modes" if layers are balanced and the product has the singular vectors of the correlation.
+        Otherwise no closed form is known for three or more layers, and the flow is "integrated"."""
         W, _ = self._read
         P, size = torch.linalg.multi_dot(W) if len(W) > 1 else W[0], sum(w.square().sum().item() for w in W)
         even = all((a.T @ a - b @ b.T).norm().item() <= ROUNDING * size for a, b in itertools.pairwise(W))
@@ -192,12 +193,12 @@ class DeepLinearNetwork(Staged):
 
     @cached_property
     def conserved(self) -> list[Array]:
-        """W_i^T W_i - W_(i+1) W_(i+1)^T of every two layers, which never change.  [A.29]"""
+        """Conserved quantities W_i^T W_i - W_(i+1) W_(i+1)^T of every two consecutive layers.  [A.29]"""
         W, _ = self._read
         return [like(a.T @ a - b @ b.T, self.weights) for a, b in itertools.pairwise(W)]
 
     def simulate(self, t: Times, method: Method = "flow", lr: float | None = None) -> Array:
-        """W_1 ... W_L [t, d, c] by integrating the flow of all layers, or by descent with steps of ``lr``."""
+        """Return W_1 ... W_L [t, d, c] by integrating the flow of all layers, or by gradient descent with steps of ``lr``."""
         return simulate(self.weights, self.correlation, t, method=method, lr=lr)
 
     @cached_property
@@ -218,12 +219,12 @@ class DeepLinearNetwork(Staged):
         return self.weights
 
     def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-        """Of each mode alone."""
+        """Arrival times of each mode alone."""
         return self._modes._reach(x)
 
     @cached_property
     def _modes(self) -> DeepModes:
-        """Each mode alone, from its part of the product."""
+        """Each mode alone, started from its component of the product of the weights."""
         (W, _), (U, s, V) = self._read, self._bases
         start = U.T
         for w in W:
@@ -251,7 +252,7 @@ def predict(weights: Sequence[ArrayLike], correlation: ArrayLike, t: Times, *, r
 
 def simulate_modes(s: ArrayLike, u0: ArrayLike, depth: int, t: Times, *, method: Method = "flow", lr: float | None = None
                    ) -> Array:
-    """u [m, t] of w' = w^(L-1) (s - w^L), w = u^(1/L): the weights of L layers, all alike."""
+    """Return u [m, t] of w' = w^(L-1) (s - w^L), w = u^(1/L), for L layers with equal weights."""
     s_, first = per_mode(s=s, u0=u0)
     states = follow(lambda w: w ** (depth - 1) * (s_ - w**depth), first ** (1 / depth) if depth > 1 else first.clone(),
                     times_from_zero(t).tolist(), method, lr)
@@ -260,7 +261,7 @@ def simulate_modes(s: ArrayLike, u0: ArrayLike, depth: int, t: Times, *, method:
 
 def simulate(weights: Sequence[ArrayLike], correlation: ArrayLike, t: Times, *, method: Method = "flow", lr: float | None = None
              ) -> Array:
-    """W_1 ... W_L [t, d, c] by integrating W_i' = -dL/dW_i, or by descent with steps of ``lr``."""
+    """Return W_1 ... W_L [t, d, c] by integrating W_i' = -dL/dW_i, or by gradient descent with steps of ``lr``."""
     W, C, _ = linear_layers(weights, correlation)
     states = simulate_layers(W, C, times_from_zero(t), None, method, lr)
     return like(torch.stack([torch.linalg.multi_dot(state) if len(state) > 1 else state[0] for state in states]), weights)
@@ -272,7 +273,7 @@ TIMES = [0.0, 0.1, 0.7, 3.0, 20.0]
 
 
 def _modes() -> list[tuple[Any, ...]]:
-    """One to six layers, from below and above, far and near, and without a target."""
+    """One to six layers, with starts below and above the target, far and near, and without a target."""
     s = torch.tensor([3.0, 1.0, 0.4, 0.0, 1.0], dtype=torch.float64)
     u0 = torch.tensor([0.01, 0.3, 0.8, 0.5, 1.0], dtype=torch.float64)
     return [(s, u0, depth, TIMES) for depth in (1, 2, 3, 4, 6)]

@@ -1,7 +1,7 @@
-"""The first moments of training: how the centred NFM and AGOP of a layer leave zero under gradient flow.  [nfa, Sec. 3.1, App. D]
+"""Early training: how the centred NFM and AGOP of a layer leave zero under gradient flow.  [nfa, Sec. 3.1, App. D]
 
-A layer z = W x reads X[n,d_in]; J[n,c,d_out] = df/dz is what the outputs ask of it; dL[n,c] = dL/df (f - y for the loss
-sum |f - y|^2 / 2). With V = W - W(0), both V^T V and V^T K V start at zero with slope zero; their second derivatives are
+A layer z = W x reads X[n,d_in]. Its backward signals are J[n,c,d_out] = df/dz, and dL[n,c] = dL/df (f - y for the loss
+sum |f - y|^2 / 2). With V = W - W(0), both V^T V and V^T K V start at zero with slope zero. Their second derivatives are
 closed forms of X, J, dL. Here K = sum_{n,c} J J^T, not divided by n.
 """
 
@@ -30,11 +30,12 @@ Matrices = tuple[Float[Tensor, "d_in d_in"], Float[Tensor, "d_in d_in"]]
 
 
 def second_derivatives(X: ArrayLike, J: ArrayLike, dL: ArrayLike, *, factor: float = 2.0) -> tuple[Array, Array]:
-    """d^2/dt^2 (V^T V) = 2 W'^T W' and d^2/dt^2 (V^T K V) = 2 W'^T K W' at t = 0, both [d_in, d_in].  [nfa, Prop. 3, Eq. (5)]
+    """Return d^2/dt^2 (V^T V) = 2 W'^T W' and d^2/dt^2 (V^T K V) = 2 W'^T K W' at t = 0, both [d_in, d_in].  [nfa, Prop. 3, Eq.
+    (5)]
 
-    W' = -sum_{n,c} dL[n,c] J[n,c] X[n]^T is gradient flow; for c = 1 these are 2 X^T L P L X and 2 X^T L P^2 L X with
-    P = J J^T [n,n] and L = diag(dL). K's own motion does not enter: it multiplies V = 0. A layer used at positions s is
-    the same with (n s) in place of n and dL repeated along s. ``factor``: the 2 in front, from d^2/dt^2 t^2; with 1 they are
+    W' = -sum_{n,c} dL[n,c] J[n,c] X[n]^T is gradient flow. For c = 1 these are 2 X^T L P L X and 2 X^T L P^2 L X with
+    P = J J^T [n,n] and L = diag(dL). The change of K does not contribute, because it multiplies V = 0. For a layer used at
+    positions s, replace n by (n s) and repeat dL along s. ``factor``: the 2 in front, from d^2/dt^2 t^2; with 1 the results are
     the coefficients of t^2.
     """
     X_, J_, dL_ = read(X=(X, "n d_in"), J=(J, "n c d_out"), dL=(dL, "n c"))
@@ -45,37 +46,37 @@ def second_derivatives(X: ArrayLike, J: ArrayLike, dL: ArrayLike, *, factor: flo
 def predict(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike,
             activation: Callable[[Tensor], Tensor] = torch.relu, layer: int = 0, *,
             factor: float = 2.0) -> tuple[Array, Array]:
-    """``second_derivatives`` of one layer of the network that ``simulate`` trains: X and J are followed through its weights by
-    the chain rule, dL = f - y."""
+    """Return ``second_derivatives`` of one layer of the network that ``simulate`` trains. X and J follow from its weights by the
+    chain rule, and dL = f - y."""
     W, X_, y_ = network(weights, X, y, layer)
     nfm_dd, agop_dd = _second_derivatives(*_at_layer(W, X_, y_, activation, layer), factor=factor)
     return like(nfm_dd, X), like(agop_dd, X)
 
 
 def correlation(X: ArrayLike, J: ArrayLike, dL: ArrayLike) -> float:
-    """The limit of the centred NFC as t -> 0: the cosine of the two second derivatives; NaN where one is zero.  [nfa, Eq. (6)]"""
+    """Limit of the centred NFC as t -> 0: the cosine of the two second derivatives; NaN if one is zero.  [nfa, Eq. (6)]"""
     X_, J_, dL_ = (in_units(t)[0] for t in read(X=(X, "n d_in"), J=(J, "n c d_out"), dL=(dL, "n c")))
     return _cosine(*_unscaled(X_, J_, dL_))
 
 
 def expected_kernel(X: ArrayLike, activation: str, depth: int = 2) -> Array:
-    """E[P] [n,n] of the first layer of an infinitely wide network with ``depth`` hidden layers and one output, where
+    """Return E[P] [n,n] of the first layer of an infinitely wide network with ``depth`` hidden layers and one output, where
     P(x,z) = df/dh(x) . df/dh(z) and all weights are N(0, 1/fan_in).  [nfa, App. D]
 
-    A product of one factor E[phi'(u) phi'(v)] for each hidden layer, (u, v) ~ N(0, S_l), from S_0 = X X^T / d on:
+    It is a product of one factor E[phi'(u) phi'(v)] for each hidden layer, (u, v) ~ N(0, S_l), starting at S_0 = X X^T / d:
       quadratic: 4 S_l(x,z),             S_{l+1} = S_l(x,x) S_l(z,z) + 2 S_l(x,z)^2
       relu: (pi - t_l) / (2 pi),         cos t_{l+1} = (sin t_l + (pi - t_l) cos t_l) / pi   (t_0 the angle of x and z)
-    so two layers give 16 S (S_xx S_zz + 2 S^2), and (pi - t_0)(pi - t_1) / (2 pi)^2. An input of zero asks nothing.
+    Two layers give 16 S (S_xx S_zz + 2 S^2), and (pi - t_0)(pi - t_1) / (2 pi)^2. An input of zero has a zero backward signal.
     """
     X_, unit = in_units(read(X=(X, "n d"))[0])
     E = _expected_kernel(X_, activation, depth)
-    degree = 2 ** (depth + 1) - 2 if activation == "quadratic" else 0  # of the kernel in the inputs
+    degree = 2 ** (depth + 1) - 2 if activation == "quadratic" else 0  # degree of the kernel in the inputs
     return like(_in_old_units(E, "the expected kernel", [(unit, degree)]), X)
 
 
 def predicted_correlation(X: ArrayLike, y: ArrayLike, activation: str, depth: int = 2) -> float:
-    """The centred NFC of the first layer as t -> 0: Eq. (6) with P -> E[P] and P^2 -> E[P]^2, outputs 0 at the start, squared
-    loss. Exact as the width grows with n and d fixed; at width n it is still close.  [nfa, Sec. 4.1, Fig. 7]"""
+    """Centred NFC of the first layer as t -> 0: Eq. (6) with P -> E[P] and P^2 -> E[P]^2, outputs 0 at the start, squared loss.
+    It is exact as the width grows with n and d fixed, and still close at width n.  [nfa, Sec. 4.1, Fig. 7]"""
     X_, y_ = (in_units(t)[0] for t in read(X=(X, "n d"), y=(column(y), "n")))
     A = _expected_kernel(X_, activation, depth) @ (y_[:, None] * X_)  # E[P] Y X
     return _cosine(X_.T @ (y_[:, None] * A), A.T @ A)
@@ -92,12 +93,12 @@ def _second_derivatives(X: Float[Tensor, "n d_in"], J: Float[Tensor, "n c d_out"
 def _unscaled(X: Float[Tensor, "n d_in"], J: Float[Tensor, "n c d_out"], dL: Float[Tensor, "n c"],
               *, factor: float = 2.0) -> Matrices:
     W_dot = -torch.einsum("nc,nco,ni->oi", dL, J, X)
-    response = torch.einsum("nco,oi->nci", J, W_dot).flatten(0, 1)  # W'^T K W' = response^T response: K is not formed
+    response = torch.einsum("nco,oi->nci", J, W_dot).flatten(0, 1)  # W'^T K W' = response^T response, so K is never formed
     return factor * W_dot.T @ W_dot, factor * response.T @ response
 
 
 def _in_old_units(t: Tensor, name: str, powers: Sequence[tuple[float, int]]) -> Tensor:
-    """t times units, each to its power: a single power may be no number where the result is one."""
+    """Multiply t by units to their powers, in an order that avoids overflow where the result is finite."""
     exponent = sum(power * round(math.log2(unit)) for unit, power in powers)
     half = max(-1000, min(1000, exponent // 2))
     result = t * 2.0**half * 2.0 ** max(-1000, min(1000, exponent - half))
@@ -108,7 +109,7 @@ def _in_old_units(t: Tensor, name: str, powers: Sequence[tuple[float, int]]) -> 
 
 def _at_layer(weights: list[Tensor], X: Float[Tensor, "n d"], y: Float[Tensor, "n c"], activation: Callable[[Tensor], Tensor],
               layer: int) -> tuple[Float[Tensor, "n d_in"], Float[Tensor, "n c d_out"], Float[Tensor, "n c"]]:
-    """What a layer reads, df/dz of it, and dL/df = f - y."""
+    """Return the inputs of a layer, its backward signals df/dz, and dL/df = f - y."""
     reads, slopes = [X], []
     for W in weights[:-1]:
         with torch.enable_grad():
@@ -125,7 +126,7 @@ def _at_layer(weights: list[Tensor], X: Float[Tensor, "n d"], y: Float[Tensor, "
 
 def _cosine(A: Float[Tensor, "a b"], B: Float[Tensor, "a b"]) -> float:
     """<A, B> / (|A| |B|)."""
-    A, B = (Z / Z.abs().max().clamp(min=torch.finfo(Z.dtype).tiny) for Z in (A, B))  # squares neither overflow nor vanish
+    A, B = (Z / Z.abs().max().clamp(min=torch.finfo(Z.dtype).tiny) for Z in (A, B))  # squares neither overflow nor underflow
     return ((A * B).sum() / (A.norm() * B.norm())).item()
 
 
@@ -167,11 +168,11 @@ _EXPECTED: dict[str, Callable[[Tensor, int], Tensor]] = {"quadratic": _quadratic
 
 def simulate(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, activation: Callable[[Tensor], Tensor] = torch.relu,
              layer: int = 0, movement: float = 1e-4) -> tuple[Array, Array]:
-    """The same two second derivatives of one layer, from the training of an actual network: f(x) = W_L phi(... phi(W_0 x)),
-    all layers under gradient flow on sum |f - y|^2 / 2, y [n,c].
+    """Return the two second derivatives of one layer from the training of an actual network: f(x) = W_L phi(... phi(W_0 x)), all
+    layers under gradient flow on sum |f - y|^2 / 2, y [n,c].
 
-    The flow is followed (``flows.flow``) to the times +-t and +-t/2 at which the fastest layer has moved by ``movement`` of its
-    norm; C(t) = C'' t^2/2 + O(t^3) gives C'' up to O(t^4).
+    The flow is integrated (``flows.flow``) to the times +-t and +-t/2 at which the fastest layer has moved by ``movement`` of its
+    norm. C(t) = C'' t^2/2 + O(t^3) then gives C'' up to O(t^4).
     """
     start, X_, y_ = network(weights, X, y, layer)
     nfm_dd, agop_dd = _from_flow(start, X_, y_, activation, layer, movement)
@@ -187,14 +188,14 @@ def _from_flow(start: list[Tensor], X: Tensor, y: Tensor, activation: Callable[[
     def moved(by: list[Tensor]) -> list[Tensor]:
         return [W + V for W, V in zip(start, by, strict=True)]
 
-    # what is followed is V = W - W(0), so that its own digits count and not those of W
+    # integrate V = W - W(0), so that the precision is that of V and not of W
     still = [torch.zeros_like(W) for W in start]
     size = movement * max(W.abs().max().item() for W in start) or 1.0
     halves, wholes = zip(*(flow(lambda by: velocity(moved(by)), still, [sign * t / 2, sign * t], atol=1e-12 * size)
                            for sign in (1, -1)), strict=True)
 
     def curvature(both_ways: Sequence[list[Tensor]], t: float) -> Tensor:
-        """(C(t) + C(-t)) / t^2 of both matrices C."""
+        """Return (C(t) + C(-t)) / t^2 of both matrices C."""
         total = X.new_zeros(2, start[layer].shape[1], start[layer].shape[1])
         for by in both_ways:
             V, J = by[layer], _jacobian(moved(by), X, activation, layer)
@@ -208,10 +209,10 @@ def _from_flow(start: list[Tensor], X: Tensor, y: Tensor, activation: Callable[[
 
 
 def simulate_correlation(X: ArrayLike, y: ArrayLike, activation: str, width: int, depth: int = 2, seed: int = 0) -> float:
-    """The centred NFC of the first layer just after the start, in one random network of ``depth`` hidden layers: weights
-    N(0, 1/fan_in), its first outputs added to y, so that training starts from the residual -y."""
+    """Centred NFC of the first layer just after initialisation, in one random network of ``depth`` hidden layers with weights
+    N(0, 1/fan_in). Its initial outputs are added to y, so training starts from the residual -y."""
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
-    X_, y_ = X_ if activation == "tanh" else in_units(X_)[0], in_units(y_)[0]  # others are homogeneous
+    X_, y_ = X_ if activation == "tanh" else in_units(X_)[0], in_units(y_)[0]  # the other activations are homogeneous
     whole(width=width, depth=depth)
     whole(0, seed=seed)
     known = {"quadratic": torch.square, "relu": torch.relu, "tanh": torch.tanh}
@@ -229,7 +230,7 @@ def simulate_correlation(X: ArrayLike, y: ArrayLike, activation: str, width: int
 
 
 def _forward(weights: Sequence[Tensor], X: Tensor, activation: Callable[[Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """f [n,c] and the pre-activations of every layer."""
+    """Return f [n,c] and the pre-activations of every layer."""
     x, z = X, []
     for W in weights:
         z.append(x @ W.T)
@@ -247,7 +248,7 @@ def _gradient_flow(X: Tensor, y: Tensor, activation: Callable[[Tensor], Tensor])
 
 
 def _jacobian(weights: list[Tensor], X: Tensor, activation: Callable[[Tensor], Tensor], layer: int) -> Tensor:
-    """df/dz of a layer [n,c,d_out]."""
+    """Return df/dz of a layer [n,c,d_out]."""
     with torch.enable_grad():
         f, z = _forward([W.detach().requires_grad_() for W in weights], X, activation)
         return torch.stack([torch.autograd.grad(f[:, c].sum(), z[layer], retain_graph=True)[0] for c in range(f.shape[1])], 1)
@@ -257,7 +258,7 @@ def _jacobian(weights: list[Tensor], X: Tensor, activation: Callable[[Tensor], T
 
 
 def _small_networks() -> list[tuple[Any, ...]]:
-    """Three layers of widths 5, 6 and 2, each activation, each layer."""
+    """Three layers of widths 5, 6 and 2, with each activation and each layer."""
     cases = []
     for seed, activation in enumerate((torch.relu, torch.tanh, torch.square)):
         weights = [normal(o, i, seed=seed) / math.sqrt(i) for i, o in itertools.pairwise((4, 5, 6, 2))]
@@ -266,7 +267,7 @@ def _small_networks() -> list[tuple[Any, ...]]:
 
 
 def _decaying_spectra() -> list[tuple[Any, ...]]:
-    """Inputs with a spectrum 1/(1 + k^decay), labels that are a polynomial of the first five directions."""
+    """Inputs with a spectrum 1/(1 + k^decay), and labels that are a polynomial of the first five directions."""
     cases = []
     for decay, activation in itertools.product((1.0, 1.5), ("quadratic", "relu")):
         X = normal(48, 128) / (1 + torch.arange(1.0, 129.0, dtype=torch.float64) ** decay).sqrt()

@@ -1,13 +1,12 @@
-"""When skills appear in time, data and width: the multilinear model, extended by one constant each, calibrated on a single skill.
+"""When skills emerge in time, data and width: the multilinear model with one more constant each, calibrated on a single skill.
 
-A network has no skill functions: it must find them. What that costs is one constant for each resource [layerwise, Ch. 5]:
+A network has no skill functions and must learn them. The cost of this is one constant for each resource [layerwise, Ch. 5]:
     time    g_k is scaled by B < 1:             R_k / S = 1 / (1 + (S / R(0) - 1) exp(-2 lr P(k) B^2 S T))              [Eq. 5.2]
     data    D_c functions for each skill:       R_k / S = d_k / D_c, at most 1, from d_k examples                       [B.42]
-    width   N_c functions for each skill:       R_k / S = (what N units leave for skill k) / N_c, between 0 and 1       [Eq. 5.9]
-B^2 means nothing without R(0): half the time of a skill fixes only log(S / R(0) - 1) / B^2.
-
-Eq. 5.5 prints R_k / S = 1 - sqrt(1 - d_k / D_c), named "text" here. It inverts L = (S - R)^2 / 2, which holds where f is a
-multiple of g_k; but what D_c > d_k functions learn is not, and there L = (S^2 / 2) (1 - R / S) exactly.
+    width   N_c functions for each skill:       R_k / S = (units of N left for skill k) / N_c, between 0 and 1          [Eq. 5.9]
+B^2 has no meaning without R(0): the half time of a skill fixes only log(S / R(0) - 1) / B^2.
+Eq. 5.5 prints R_k / S = 1 - sqrt(1 - d_k / D_c), named "text" here. It inverts L = (S - R)^2 / 2, which holds if f is a multiple
+of g_k. The function learned by D_c > d_k functions is not a multiple, and then L = (S^2 / 2) (1 - R / S) exactly.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ FORMS: tuple[Form, Form] = ("corrected", "text")
 @dataclass(frozen=True)
 class Emergence:
     """Skill strengths over S of a network, from three constants: ``speed`` = B^2 (with R(0) / S = ``initial``), ``shots`` = D_c,
-    ``units`` = N_c. ``calibrated`` reads them off a network that learns one skill.
+    ``units`` = N_c. ``calibrated`` fits them to a network that learns one skill.
 
     >>> model = Emergence.calibrated(target=5.0, lr=0.05, time=(T, R), data=(D, R), width=(N, R))     # R over S, of one skill
     >>> model.in_time(T, frequencies), model.in_data(D, frequencies), model.in_width(N, skills=5)     # [skills, ...]
-    >>> model.time(frequencies), model.data(frequencies), model.width(skills=5)                       # where R = S / 2
+    >>> model.time(frequencies), model.data(frequencies), model.width(skills=5)                       # T, D, N at which R = S / 2
     """
 
     speed: float = math.nan
@@ -67,7 +66,8 @@ class Emergence:
     def calibrated(cls, target: float = 5.0, lr: float = 0.05, initial: float = 1e-3, form: Form = "corrected", *,
                    time: tuple[ArrayLike, ArrayLike] | None = None, data: tuple[ArrayLike, ArrayLike] | None = None,
                    width: tuple[ArrayLike, ArrayLike] | None = None) -> Emergence:
-        """Constants from where the strength of a single skill, over S, reaches a half; NaN for what is not given."""
+        """Fit the constants to the points where the strength of a single skill, over S, reaches a half; NaN for missing
+        resources."""
         start = cls(1.0, 1.0, 1.0, target, lr, initial, form)
         speed = start.time([1.0])[0] / crossing(*time) if time is not None else math.nan
         shots = crossing(*data) / start.data([1.0])[0] if data is not None else math.nan
@@ -75,30 +75,30 @@ class Emergence:
         return cls(float(speed), float(shots), float(units), target, lr, initial, form)
 
     def in_time(self, T: ArrayLike, frequencies: ArrayLike) -> np.ndarray:
-        """R_k / S at times T [skills, t].  [Eq. 5.2]"""
+        """Return R_k / S at times T [skills, t].  [Eq. 5.2]"""
         y = np.outer(self._known("speed") * _frequencies(frequencies), _numbers("T", T))
         return np.asarray(1 / (1 + (1 / self.initial - 1) * np.exp(-2 * self.lr * self.target * y)))
 
     def in_data(self, D: ArrayLike, frequencies: ArrayLike) -> np.ndarray:
-        """R_k / S for D examples, d_k = D P(k) of each skill [skills, D].  [B.42, or Eq. 5.5 as printed]"""
+        """Return R_k / S for D examples in all, d_k = D P(k) of each skill [skills, D].  [B.42, or Eq. 5.5 as printed]"""
         return data_strength(np.outer(_frequencies(frequencies), _numbers("D", D)), self._known("shots"), self.form)
 
     def in_width(self, N: ArrayLike, skills: int) -> np.ndarray:
-        """R_k / S with N units [skills, N].  [Eq. 5.9]"""
+        """Return R_k / S with N units [skills, N].  [Eq. 5.9]"""
         return width_strength(N, self._known("units"), skills)
 
     def time(self, frequencies: ArrayLike, share: float = 0.5) -> np.ndarray:
-        """When R_k / S reaches ``share`` [skills]."""
+        """Time at which R_k / S reaches ``share`` [skills]."""
         y = math.log(1 / self.initial - 1) + math.log(_share(share) / (1 - share))
         return np.asarray(y / (2 * self.lr * self.target * self._known("speed") * _frequencies(frequencies)))
 
     def data(self, frequencies: ArrayLike, share: float = 0.5) -> np.ndarray:
-        """With how many examples R_k / S reaches ``share`` [skills]."""
+        """Number of examples at which R_k / S reaches ``share`` [skills]."""
         part = _share(share) if self.form == "corrected" else 1 - (1 - _share(share)) ** 2
         return np.asarray(part * self._known("shots") / _frequencies(frequencies))
 
     def width(self, skills: int, share: float = 0.5) -> np.ndarray:
-        """With how many units R_k / S reaches ``share`` [skills]."""
+        """Number of units at which R_k / S reaches ``share`` [skills]."""
         whole(skills=skills)
         return self._known("units") * (np.arange(skills) + _share(share))
 
@@ -111,7 +111,7 @@ class Emergence:
 
 
 def crossing(x: ArrayLike, strength: ArrayLike, share: float = 0.5) -> float:
-    """Where a curve first reaches ``share``: on a straight line in log x between its neighbours (in x, from an x of 0)."""
+    """Return the first x at which a curve reaches ``share``, by linear interpolation in log x (in x, if the left x is 0)."""
     a, r = (v.cpu().numpy() for v in read(x=(x, "x"), strength=(strength, "x")))
     if (np.diff(a) <= 0).any() or a[0] < 0:
         raise SelectionError("x must grow from one entry to the next, from 0 on: it is a time, or an amount of data or units.")
@@ -130,7 +130,7 @@ def crossing(x: ArrayLike, strength: ArrayLike, share: float = 0.5) -> float:
 
 
 def data_strength(counts: ArrayLike, shots: float, form: Form = "corrected") -> np.ndarray:
-    """R / S of a D_c-shot learner, ``shots`` = D_c, from so many examples of a skill.  [Prop. B.1.1]"""
+    """R / S of a D_c-shot learner, ``shots`` = D_c, from ``counts`` examples of a skill.  [Prop. B.1.1]"""
     if form not in FORMS:
         raise unknown("emergence in data", "form", form, FORMS)
     part = np.clip(np.asarray(counts, dtype=np.float64) / _above(0, "shots", shots), 0, 1)
@@ -138,8 +138,8 @@ def data_strength(counts: ArrayLike, shots: float, form: Form = "corrected") -> 
 
 
 def width_strength(N: ArrayLike, units: float, skills: int, *, partial: bool = True) -> np.ndarray:
-    """R_k / S [skills, N] where the first N_c = ``units`` functions serve skill 1, the next skill 2, and so on; without
-    ``partial`` a skill that has less than all its functions has nothing.  [Eq. 5.9; Prop. B.1.2]"""
+    """Return R_k / S [skills, N] if the first N_c = ``units`` functions serve skill 1, the next ones skill 2, and so on. With
+    ``partial=False`` a skill with fewer than all its functions has strength 0.  [Eq. 5.9; Prop. B.1.2]"""
     whole(skills=skills)
     part = np.clip(_numbers("N", N)[None, :] / _above(0, "units", units) - np.arange(skills)[:, None], 0, 1)
     return np.asarray(part if partial else np.floor(part))
@@ -175,8 +175,8 @@ def _frequencies(value: ArrayLike) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------ the extended model
 
 
-class Learned(NamedTuple):
-    """What a model has learned of a skill after a long time: its strength R and its loss."""
+class LearnedSkill(NamedTuple):
+    """Strength R and loss of a skill, learned by a model after a long time."""
 
     strength: float
     loss: float
@@ -184,9 +184,9 @@ class Learned(NamedTuple):
 
 @dataclass(frozen=True)
 class Extended:
-    """f = a sum_l B_l e_l with D_c orthonormal functions e_l, g = sum_l e_l / sqrt(D_c), trained on what ``features``
-    [D_c, d] = e_l(x_j) say of d examples. ``a0`` and ``B0`` are the start; a0 >= |B0|, or a may end at 0.
-    ``divisor`` is the 4 of Eq. B.39, there to be perturbed.  [Eqs. 5.3-5.4; Lemmas 2, 3]"""
+    """The extended model f = a sum_l B_l e_l with D_c orthonormal functions e_l and target g = sum_l e_l / sqrt(D_c), trained on
+    d examples with ``features`` [D_c, d] = e_l(x_j). ``a0`` and ``B0`` are the initial values; a0 >= |B0|, otherwise a may end at
+    0. ``divisor`` is the 4 of Eq. B.39; tests perturb it.  [Eqs. 5.3-5.4; Lemmas 2, 3]"""
 
     features: ArrayLike = field(repr=False)
     target: float = 1.0
@@ -201,7 +201,7 @@ class Extended:
 
     @cached_property
     def limit(self) -> tuple[Array, Array]:
-        """(a, B [D_c]) after infinite time.  [Eqs. B.37, B.39]"""
+        """Return (a, B [D_c]) after infinite time.  [Eqs. B.37, B.39]"""
         aim, kept = self._span(self._aim), self._span(self._B0)
         gap = self.a0**2 - float(kept @ kept)
         a = math.sqrt(math.sqrt(float(aim @ aim) + gap**2 / self.divisor) + gap / 2)
@@ -209,12 +209,12 @@ class Extended:
         return like(torch.tensor(a, dtype=torch.float64), self.features), like(B, self.features)
 
     @cached_property
-    def learned(self) -> Learned:
+    def learned(self) -> LearnedSkill:
         a, B = (torch.as_tensor(v) for v in self.limit)
         return learned(a * B, self.target)
 
     def simulate(self, t: Sequence[float] | Array, lr: float = 1.0) -> tuple[Array, Array]:
-        """(a [t], B [D_c, t]) by integrating the gradient flow of the loss on the data."""
+        """Return (a [t], B [D_c, t]) by integrating the gradient flow of the loss on the data."""
         return simulate_extended(self.features, self.target, self.a0, self.B0, t, lr)
 
     @cached_property
@@ -232,21 +232,22 @@ class Extended:
         return torch.full_like(self._B0, self.target / math.sqrt(len(self._B0)))
 
     def _span(self, v: Float[Tensor, " shots"]) -> Float[Tensor, " shots"]:
-        """U U^T v: the part of v that the data have seen."""
+        """Return U U^T v, the projection of v onto the span of the data."""
         U, s, _ = torch.linalg.svd(self._features, full_matrices=False)
         U = U[:, s > s.max() * 1e-12]
         return U @ (U.T @ v)
 
 
-def learned(v: Float[Tensor, " shots"], target: float) -> Learned:
-    """Strength and loss of f = sum_l v_l e_l, over all inputs: R = sum v / sqrt(D_c), L = |S 1 / sqrt(D_c) - v|^2 / 2."""
+def learned(v: Float[Tensor, " shots"], target: float) -> LearnedSkill:
+    """Return strength and loss of f = sum_l v_l e_l over all inputs: R = sum v / sqrt(D_c), L = |S 1 / sqrt(D_c) - v|^2 / 2."""
     root = math.sqrt(len(v))
-    return Learned(float(v.sum()) / root, float((target / root - v).square().sum()) / 2)
+    return LearnedSkill(float(v.sum()) / root, float((target / root - v).square().sum()) / 2)
 
 
 def projected(features: ArrayLike, target: float, *, form: Form = "corrected") -> tuple[float, float]:
-    """(R, loss) of the least solution v = U U^T S 1 / sqrt(D_c), where the extended multilinear model from small weights and
-    the extended linear model both end. In the form of the text R is read off the loss by Eq. 4.10.  [App. C.2, B.1.6]"""
+    """Return (R, loss) of the minimum-norm solution v = U U^T S 1 / sqrt(D_c), to which the extended multilinear model from small
+    weights and the extended linear model both converge. The form "text" derives R from the loss by Eq. 4.10.  [App. C.2,
+    B.1.6]"""
     if form not in FORMS:
         raise unknown("emergence in data", "form", form, FORMS)
     model = Extended(features, target)
@@ -259,13 +260,14 @@ def projected(features: ArrayLike, target: float, *, form: Form = "corrected") -
 
 def predict_extended(features: ArrayLike, target: float, a0: float, B0: ArrayLike, t: Sequence[float] | Array, *,
                      divisor: float = 4.0) -> tuple[Array, Array]:
-    """(a, B [D_c]) at the end of ``t``, which must be late."""
+    """Return (a, B [D_c]) at the end of ``t``, which must be late enough for convergence."""
     return Extended(features, target, a0, B0, divisor=divisor).limit
 
 
 def simulate_extended(features: ArrayLike, target: float, a0: float, B0: ArrayLike, t: Sequence[float] | Array, lr: float = 1.0
                       ) -> tuple[Array, Array]:
-    """(a [t], B [D_c, t]) by integrating the gradient flow of L = mean_j (sum_l (S / sqrt(D_c) - a B_l) e_l(x_j))^2 / 2."""
+    """Return (a [t], B [D_c, t]) by integrating the gradient flow of L = mean_j (sum_l (S / sqrt(D_c) - a B_l) e_l(x_j))^2 /
+    2."""
     Phi = read(features=(features, "shots d"))[0].cpu().numpy()
     aim = target * Phi.sum(0) / math.sqrt(len(Phi))
 
@@ -281,7 +283,7 @@ def simulate_extended(features: ArrayLike, target: float, a0: float, B0: ArrayLi
 
 
 def simulate_projected(features: ArrayLike, target: float) -> tuple[float, float]:
-    """(R, loss) of the extended linear model, trained from W = 0 by gradient descent until it fits the data."""
+    """Return (R, loss) of the extended linear model, trained from W = 0 by gradient descent until it fits the data."""
     (Phi,) = read(features=(features, "shots d"))
     y, W, lr = target * Phi.sum(0) / math.sqrt(len(Phi)), torch.zeros(len(Phi), dtype=torch.float64), 1.9
     lr /= torch.linalg.matrix_norm(Phi, 2).item() ** 2
@@ -299,7 +301,7 @@ def _simulated_end(*case: Any) -> tuple[Array, Array]:
 
 
 def simulate_shots(counts: Sequence[int], shots: int, seed: int = 0, draws: int = 1000) -> np.ndarray:
-    """The mean of R / S over ``draws`` of Gaussian features, by least squares for each number of examples."""
+    """Mean of R / S over ``draws`` of Gaussian features, by least squares for each number of examples."""
     rng, out = np.random.default_rng((seed, shots)), []
     for d in counts:
         Phi = rng.standard_normal((draws, d, shots))
@@ -309,7 +311,8 @@ def simulate_shots(counts: Sequence[int], shots: int, seed: int = 0, draws: int 
 
 
 def simulate_width(N: Sequence[int], units: int, skills: int) -> np.ndarray:
-    """R_k / S [skills, N] by integrating the flow of the extended model with N functions, for endless data.  [Eq. 5.6, B.47]"""
+    """Return R_k / S [skills, N] by integrating the flow of the extended model with N functions and infinite data.  [Eq. 5.6,
+    B.47]"""
     P = np.arange(1, skills + 1)[:, None, None] ** -1.6
     has = np.arange(units) < (np.array(N)[:, None] - units * np.arange(skills)[:, None, None])  # functions of each skill
 

@@ -1,15 +1,13 @@
-"""How a deep ReLU network leaves the origin: along low-rank directions, ever faster.  [escape]
+"""Escape of a deep ReLU network from the origin: along low-rank directions, faster and faster.  [escape]
 
     f(x) = W_L relu(W_{L-1} ... relu(W_1 x)),     loss = C(f),   G = dC/df at f = 0  (half a mean squared error: G = -y / n).
+
 Close to the origin the loss is C(0) + L_0, where L_0 = sum_n G_n . f(x_n) has degree L in the weights. An *escape direction* rho,
-on the sphere |rho|^2 = L, is one that the flow keeps: grad L_0(rho) = -s rho. Its *speed* is s = -L_0(rho), and every layer has
-norm 1. Along it weights c rho grow by dc/dt = s c^(L-1). The flow of most starts turns to a fast one before it grows.
-
-At the fastest direction deep layers have rank one nearly: the share of what is left besides the first singular value falls at
-least like l^(-1/2), so that s_1 / s_2 grows at least like l^(1/4). The constants are not known, and the first two layers may not
-obey.
-
-Speeds of networks of other depth compare on this sphere, of radius sqrt(L), and on no other.
+on the sphere |rho|^2 = L, is preserved by the flow: grad L_0(rho) = -s rho. Its *speed* is s = -L_0(rho), and every layer has
+norm 1. Along it weights c rho grow by dc/dt = s c^(L-1). From most initial weights the flow turns to a fast direction before it
+grows. At the fastest direction deep layers are nearly rank one: the share of squares outside the first singular value falls at
+least like l^(-1/2), so s_1 / s_2 grows at least like l^(1/4). The constants are unknown, and the first two layers may not follow
+this law. Compare speeds of networks of different depth only on this sphere, of radius sqrt(L).
 """
 
 from __future__ import annotations
@@ -50,35 +48,35 @@ from richter.theory.frame import Theory
 from richter.theory.relative_steps import Path as Path
 from richter.theory.relative_steps import follow
 
-FIRST, SETTLES = 0.3, 60  # a step goes a share 0.3 / (1 + t / 60) of the way to the gradient: one that stays swings about a kink
-ROUNDING = 1e-12  # of the largest speed that the data allow: a smaller one is none
-PATIENCE = 20_000  # gradients of a flow that slides along a kink of a ReLU, which no step passes
-QUIET = (nn.Identity, nn.Flatten, nn.Dropout)  # what does nothing to a network that is looked at, or reshapes its inputs
+FIRST, SETTLES = 0.3, 60  # step sizes 0.3 / (1 + t / 60), decreasing because a constant step oscillates about a kink
+ROUNDING = 1e-12  # relative to the largest speed that the data allow; a smaller speed counts as zero
+PATIENCE = 20_000  # gradient evaluations of a flow that slides along a kink of a ReLU, which no step size resolves
+QUIET = (nn.Identity, nn.Flatten, nn.Dropout)  # modules that leave a network in eval mode unchanged, or only reshape its inputs
 START = "a start (at the origin itself nothing moves)"
 
 # ------------------------------------------------------------------------------------------------ predict
 
 
 class Layer(NamedTuple):
-    """What is left of a layer besides its first singular value, each a share of squares from 0 to 1, and s_1 / s_2."""
+    """Shares of squares (0 to 1) of one layer outside its first singular value, and s_1 / s_2."""
 
-    weights: float  # of W_l
-    activations: float  # of relu(z_l) over the data
-    cut: float  # what relu takes away of z_l
+    weights: float  # share outside the first singular value of W_l
+    activations: float  # share outside the first singular value of relu(z_l) over the data
+    cut: float  # share of z_l that the relu removes
     ratio: float  # s_1 / s_2 of W_l
 
 
 @dataclass(frozen=True)
 class Direction:
-    """An escape direction: weights W_1..W_L with |W_1|^2 + ... = L, its speed, and how well it is one."""
+    """An escape direction: weights W_1..W_L with |W_1|^2 + ... = L, its speed, and how exactly it is one."""
 
     weights: list[Array] = field(repr=False)
     speed: float
-    residual: float  # |grad L_0 + s rho| / (s sqrt(L)): 0, but for directions on a kink of a ReLU, where no gradient tells
-    speeds: Array = field(repr=False)  # of all restarts, the fastest first
+    residual: float  # |grad L_0 + s rho| / (s sqrt(L)); 0, except on a kink of a ReLU, where the gradient is no criterion
+    speeds: Array = field(repr=False)  # speeds of all restarts, fastest first
 
     def norm(self, t: Times, start: float) -> Array:
-        """|theta| at these times, from |theta| = ``start`` at 0 along this direction.
+        """Return |theta| at these times along this direction, from |theta| = ``start`` at time 0.
 
         >>> direction.norm([0.0, 1.0], start=0.01)
         """
@@ -88,8 +86,8 @@ class Direction:
 
 
 def growth(c0: float, speed: float, depth: int, t: Times, *, power: float = 1.0) -> Array:
-    """c(t) of weights c rho: (c0^(2-L) - (L-2) s t)^(-1/(L-2)), or c0 exp(s t) for two layers. It is infinite in finite time,
-    beyond which there is no prediction. ``power`` is the factor of the speed, there to be perturbed."""
+    """Return c(t) of weights c rho: (c0^(2-L) - (L-2) s t)^(-1/(L-2)), or c0 exp(s t) for two layers. It diverges at a finite
+    time, after which there is no prediction. ``power`` multiplies the speed; tests perturb it."""
     whole(2, depth=depth)
     above_zero(START, c0=c0)
     if not (isinstance(speed, Real) and isinstance(power, Real) and math.isfinite(power * speed)):
@@ -102,8 +100,9 @@ def growth(c0: float, speed: float, depth: int, t: Times, *, power: float = 1.0)
                                  f"float holds, and long before that the loss is no longer that of the origin. Ask for "
                                  f"earlier times.")
         return like(c, t)
-    hurry = math.log((depth - 2) * abs(rate)) + (depth - 2) * math.log(c0) if rate else -math.inf  # of 1 / (when c is infinite)
-    passed = times.log() + hurry  # the logarithm of the share of that time
+    # log of 1 / (time of divergence)
+    hurry = math.log((depth - 2) * abs(rate)) + (depth - 2) * math.log(c0) if rate else -math.inf
+    passed = times.log() + hurry  # logarithm of the elapsed share of that time
     if rate > 0 and (passed >= 0).any():
         raise SelectionError(f"t contains {times.max().item():g}: from c0={c0:g} at the speed {speed:g} weights are infinite at "
                              f"t = {math.exp(-hurry):g}, and long before that the loss is no longer that of the origin. Ask for "
@@ -113,13 +112,13 @@ def growth(c0: float, speed: float, depth: int, t: Times, *, power: float = 1.0)
 
 
 def pull(y: ArrayLike) -> Array:
-    """G = -y / n [n, c]: what half a mean squared error asks of outputs that are zero."""
+    """Return G = -y / n [n, c], the gradient of half a mean squared error at zero outputs."""
     (y_,) = read(y=(columns(y), "n c"))
     return like(-y_ / len(y_), y)
 
 
 def speed(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike) -> float:
-    """-L_0 = -sum_n G_n . f(x_n) of the weights W_1..W_L [d_out, d_in], scaled to the sphere |theta|^2 = L."""
+    """Return -L_0 = -sum_n G_n . f(x_n) of the weights W_1..W_L [d_out, d_in], scaled to the sphere |theta|^2 = L."""
     W, X_, G_ = relu_network(weights, X, G)
     size = joint_norm(W) / math.sqrt(len(W))
     if not size:
@@ -129,8 +128,8 @@ def speed(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike) -> float:
 
 
 def weights_of(model: nn.Module, X: Tensor) -> list[Tensor]:
-    """W_1..W_L of a model that is a chain of linear layers without biases and ReLUs between them. ``X``: some inputs, on which
-    the chain is tried.
+    """Return W_1..W_L of a model that is a chain of linear layers without biases, with ReLUs between them. The chain is verified
+    on the inputs ``X``.
 
     >>> speed(weights_of(model, x), x, pull(y))
     """
@@ -157,9 +156,9 @@ def weights_of(model: nn.Module, X: Tensor) -> list[Tensor]:
 
 def fastest(X: ArrayLike, G: ArrayLike, depth: int, *, width: int = 32, restarts: int = 24, steps: int = 1500, seed: int = 0
             ) -> Direction:
-    """The fastest escape direction of a network of ``depth`` layers, ``width`` units in each hidden one, that a search finds:
-    from every restart at once, steps toward the gradient on the sphere, which become shorter. It is a local optimum; the speeds
-    of all restarts tell how often the search ends there.
+    """Search the fastest escape direction of a network of ``depth`` layers with ``width`` hidden units: gradient steps on the
+    sphere with decreasing step sizes, from all restarts at once. The result is a local optimum. The speeds of all restarts show
+    how often the search finds it.
 
     >>> direction = fastest(x, pull(y), depth=4)
     >>> direction.speed, [layer.ratio for layer in layers(direction.weights, x)]
@@ -196,10 +195,10 @@ def fastest(X: ArrayLike, G: ArrayLike, depth: int, *, width: int = 32, restarts
 
 
 def layers(weights: Sequence[ArrayLike], X: ArrayLike) -> list[Layer]:
-    """How nearly each layer has rank one, and what the data leave of it; see ``Layer``."""
+    """Measure how close each layer is to rank one; see ``Layer``."""
     W, h = relu_layers(weights, X)
     out = []
-    for i, w in enumerate(in_units(w)[0] for w in W):  # shares and ratios have none
+    for i, w in enumerate(in_units(w)[0] for w in W):  # shares and ratios do not depend on units
         z = in_units(h)[0] @ w.T
         h = z.relu() if i < len(W) - 1 else z
         s = torch.linalg.svdvals(w)
@@ -209,7 +208,7 @@ def layers(weights: Sequence[ArrayLike], X: ArrayLike) -> list[Layer]:
 
 
 def bound(layer: int) -> float:
-    """l^(1/4), which s_1 / s_2 of deep layers l = 1, 2, ... is at least proportional to.  [Thm. 3.1]"""
+    """Return l^(1/4); s_1 / s_2 of deep layers l = 1, 2, ... grows at least in proportion to it.  [Thm. 3.1]"""
     whole(layer=layer)
     return layer ** 0.25
 
@@ -218,7 +217,7 @@ def bound(layer: int) -> float:
 
 
 def simulate_growth(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike, start: float, t: Times) -> Array:
-    """|theta| at these times, by integrating the flow of L_0 from ``start`` times these weights, brought to norm 1."""
+    """Return |theta| at these times by integrating the flow of L_0. The weights are rescaled to norm ``start``."""
     W, x, g = relu_network(weights, X, G)
     first, count = in_units(torch.nn.utils.parameters_to_vector(W))[0], 0
     above_zero(START, start=start)
@@ -247,7 +246,7 @@ def simulate_growth(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike, st
 
 def predict_growth(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike, start: float, t: Times, *, power: float = 1.0
                    ) -> Array:
-    """The same from ``growth``, where the weights are an escape direction."""
+    """Return |theta| at these times by ``growth``, for weights that are an escape direction."""
     above_zero(START, start=start)
     fast, depth = speed(weights, X, G), len(weights)
     return like(math.sqrt(depth) * to_tensor(growth(start / math.sqrt(depth), fast, depth, t, power=power)), X)
@@ -257,7 +256,7 @@ def predict_growth(weights: Sequence[ArrayLike], X: ArrayLike, G: ArrayLike, sta
 
 
 def _potential(W: list[Tensor], X: Tensor, G: Tensor) -> Tensor:
-    """L_0 = sum_n G_n . f(x_n) of one network, or of each of several, whose weights have one axis before."""
+    """Return L_0 = sum_n G_n . f(x_n) of one network, or of several networks stacked along a first axis of the weights."""
     return (_outputs(W, X) * G).sum((-2, -1))
 
 
@@ -270,21 +269,21 @@ def _outputs(W: list[Tensor], X: Tensor) -> Tensor:
 
 
 def _gradient(W: list[Tensor], X: Tensor, G: Tensor) -> list[Tensor]:
-    """Of L_0."""
+    """Gradient of L_0."""
     with torch.enable_grad():
         own = [w.detach().requires_grad_() for w in W]
         return list(torch.autograd.grad(_potential(own, X, G).sum(), own))
 
 
 def _on_sphere(W: list[Tensor]) -> list[Tensor]:
-    """Each of several networks brought to |theta|^2 = L; one of zeros stays."""
+    """Scale each of several networks to |theta|^2 = L; all-zero weights are unchanged."""
     size = torch.stack([w.square().sum((-2, -1)) for w in W]).sum(0).sqrt() / math.sqrt(len(W))
     size = torch.where(size > 0, size, torch.ones_like(size))
     return [w / size[..., None, None] for w in W]
 
 
 def _in_units(X: Tensor, G: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Both in units of their own, and the product of these, to which speeds are proportional."""
+    """Return X and G in units of their own, and the product of the units, to which speeds are proportional."""
     (x, x_unit), (g, g_unit) = in_units(X), in_units(G)
     if not 0 < x_unit * g_unit < math.inf:
         raise SelectionError(f"X and G are of sizes {x_unit:.1g} and {g_unit:.1g}: speeds go with their product, which is no "
@@ -304,13 +303,13 @@ def _share(part: Tensor, whole: Tensor) -> float:
 
 
 def predict_speed(X: ArrayLike, y: ArrayLike, depth: int, *, power: float = 1.0) -> float:
-    """The speed with which a network of small weights leaves the origin: that of the fastest direction."""
+    """Speed at which a network of small weights leaves the origin: that of the fastest direction."""
     return power * fastest(X, pull(y), depth, width=8, restarts=8, steps=600).speed
 
 
 def simulate_speed(X: ArrayLike, y: ArrayLike, depth: int) -> float:
-    """The largest over some trainings from small weights, each when its loss has fallen by 1e-5: how c = |theta| / sqrt(L)
-    grows in a step, (change of c) / (change of t) / c^(L-1)."""
+    """Return the largest growth rate over several trainings from small weights, each when its loss has fallen by 1e-5: how fast
+    c = |theta| / sqrt(L) grows in a step, (change of c) / (change of t) / c^(L-1)."""
     whole(2, depth=depth)
     x, y_ = read(X=(X, "n d"), y=(columns(y), "n c"))
     d, k, speeds = x.shape[1], y_.shape[1], list[float]()
@@ -319,7 +318,7 @@ def simulate_speed(X: ArrayLike, y: ArrayLike, depth: int) -> float:
         path = follow(W, X, y, 900)
         loss, t, c = (to_tensor(column) for column in (path.loss, path.time, path.norm))
         c = c / math.sqrt(depth)
-        for at in (loss < (1 - 1e-5) * loss[0]).nonzero()[:1, 0].tolist():  # a start whose units are all off never leaves
+        for at in (loss < (1 - 1e-5) * loss[0]).nonzero()[:1, 0].tolist():  # initial weights with all units off never leave
             speeds.append(float((c[at] - c[at - 1]) / (t[at] - t[at - 1]) / c[at - 1] ** (depth - 1)))
     if not speeds:
         raise FlowError("no training from small weights left the origin: all their units are off. Give other data.")
@@ -327,7 +326,7 @@ def simulate_speed(X: ArrayLike, y: ArrayLike, depth: int) -> float:
 
 
 def _cases() -> list[tuple[Any, ...]]:
-    """Directions that are known: one positive unit in every layer, rows of data that all lie on its side; two to four layers."""
+    """Known directions: one positive unit in every layer, data that all lie on its side, two to four layers."""
     X = np.abs(np.asarray(normal(7, 3, seed=4))) + 0.1
     out = list[tuple[Any, ...]]()
     for depth in (2, 3, 4):

@@ -1,5 +1,5 @@
-"""Follow a flow dy/dt = velocity(y), e.g. gradient flow, from a start to given times: scipy's Runge-Kutta method of order eight,
-which chooses its steps so that the error stays within a tolerance; or, as gradient descent does, in steps of one length."""
+"""Integration of a flow dy/dt = velocity(y), e.g. gradient flow, to given times: scipy's Runge-Kutta method of order eight with
+an error tolerance, or gradient descent with a fixed step."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from richter.core.values import progress
 
 State = TypeVar("State")  # an array, a tensor, or a list of them
 Method = Literal["flow", "descent"]
-FINEST = 100 * np.finfo(np.float64).eps  # the smallest relative tolerance that makes sense in float64
+FINEST = 100 * np.finfo(np.float64).eps  # smallest relative tolerance that float64 allows
 
 
 class FlowError(RichterError, ArithmeticError):
-    """A flow could not be followed: it leaves the finite numbers, or changes faster than any step."""
+    """A flow cannot be integrated: it leaves the finite numbers, or changes faster than any step size resolves."""
 
 
 def flow(velocity: Callable[[State], State], start: State, times: Sequence[float], rtol: float = 1e-10,
          atol: float = 1e-12) -> list[State]:
-    """The states y(t) at ``times``, where dy/dt = velocity(y) and y(0) = ``start``.
+    """Return the states y(t) at ``times``, where dy/dt = velocity(y) and y(0) = ``start``.
 
-    A state is an array, a tensor, or a list of them; what comes out is of the same kind, dtype and device. ``times`` go one way
-    from 0, forward (0.5, 1.0) or backward (-0.5, -1.0). In each step the error of an entry y_i is kept below
-    ``atol`` + ``rtol`` |y_i|.
+    A state is an array, a tensor, or a list of them. Results have the same kind, dtype and device. ``times`` go one way from 0,
+    forward (0.5, 1.0) or backward (-0.5, -1.0). In each step the error of an entry y_i stays below ``atol`` + ``rtol`` |y_i|.
     """
     wanted = np.asarray(times, dtype=np.float64)
     if wanted.ndim != 1 or not len(wanted) or not np.isfinite(wanted).all() or not _one_way(wanted):
@@ -61,8 +60,8 @@ def flow(velocity: Callable[[State], State], start: State, times: Sequence[float
 
 
 def descend(velocity: Callable[[State], State], start: State, times: Sequence[float], lr: float) -> list[State]:
-    """The states after round(t / ``lr``) steps y <- y + lr velocity(y) from ``start``: gradient descent with the rate ``lr``, of
-    which the flow is the limit."""
+    """Return the states after round(t / ``lr``) steps y <- y + lr velocity(y) from ``start``: gradient descent with the learning
+    rate ``lr``, whose limit is the flow."""
     if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
         raise SelectionError(f"lr={lr!r}: the length of a step, above 0, is needed.")
     wanted = np.asarray(times, dtype=np.float64)
@@ -72,7 +71,7 @@ def descend(velocity: Callable[[State], State], start: State, times: Sequence[fl
     needed = set(numbers.tolist())
     kept, y = {0: _unpacked(_packed(start), start)}, _packed(start)
     for step in progress(range(1, numbers.max() + 1), title="descent", unit="step"):
-        with np.errstate(over="ignore", invalid="ignore"):  # said below, as an error
+        with np.errstate(over="ignore", invalid="ignore"):  # reported below, as an error
             y = y + lr * _packed(velocity(_unpacked(y, start)))
         if not np.isfinite(y).all():
             raise FlowError(f"descent left the finite numbers in step {step}: lr={lr:g} is too large. Take a smaller one.")
@@ -83,7 +82,7 @@ def descend(velocity: Callable[[State], State], start: State, times: Sequence[fl
 
 def follow(velocity: Callable[[State], State], start: State, times: Sequence[float], method: Method = "flow",
            lr: float | None = None) -> list[State]:
-    """``flow`` in full precision, or ``descend`` with steps of ``lr``: what ``simulate`` of a theory does."""
+    """Run ``flow`` in full precision, or ``descend`` with steps of ``lr``. Simulations of theories use it."""
     if method not in ("flow", "descent"):
         raise SelectionError(f"method={method!r}: \"flow\" (integrated) or \"descent\" (steps of lr) is needed.")
     if (method == "descent") != (lr is not None):
@@ -97,14 +96,14 @@ def _one_way(times: NDArray[np.float64]) -> bool:
 
 
 def _packed(state: Any) -> NDArray[np.float64]:
-    """All numbers of a state, one after the other."""
+    """Concatenate all numbers of a state."""
     parts = state if isinstance(state, (list, tuple)) else [state]
     return np.concatenate([np.asarray(p.detach().cpu() if isinstance(p, Tensor) else p, dtype=np.float64).reshape(-1)
                            for p in parts])
 
 
 def _unpacked(numbers: NDArray[np.float64], like: Any) -> Any:
-    """A state of the same kind and shapes as ``like``, from all its numbers."""
+    """Restore a state with the kind and shapes of ``like`` from its numbers."""
     if isinstance(like, (list, tuple)):
         ends = np.cumsum([p.numel() if isinstance(p, Tensor) else np.size(p) for p in like])[:-1]
         return [_unpacked(part, p) for part, p in zip(np.split(numbers, ends), like, strict=True)]

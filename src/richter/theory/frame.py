@@ -1,4 +1,4 @@
-"""What a theory is: a closed form, an actual system that it speaks of, and the cases in which the two are compared."""
+"""The class ``Theory``: a closed form, a simulation of the system that it describes, and the cases in which they are compared."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from richter.core import Ref
 class Theory:
     """One closed form and its test, ``richter.testing.check_theory``.
 
-    ``predict`` is the closed form; ``simulate`` builds, integrates or trains the actual system, takes the same arguments, returns
-    the same kind of result (numbers, arrays, tuples of them, or a Prediction), and runs nothing that ``predict`` runs.
-    ``cases()`` makes the arguments of both, a tuple for each case. Where ``simulate`` draws at random it takes ``seed=`` too, and
-    the prediction must hold for each of ``seeds``. In every case they agree within ``tolerance``, relative to the simulation.
-    ``perturb``: keywords of ``predict``, constants of the theory, each with a wrong value under which some case must miss.
+    ``predict`` is the closed form. ``simulate`` builds, integrates or trains the actual system. It takes the same arguments,
+    returns the same kind of result (numbers, arrays, tuples of them, or a Prediction), and shares no code with ``predict``.
+    ``cases()`` makes the arguments of both, a tuple for each case. A random ``simulate`` also takes ``seed=``, and the prediction
+    must hold for each of ``seeds``. In every case the two agree within ``tolerance``, relative to the simulation.
+    ``perturb``: keywords of ``predict`` (constants of the theory), each with a wrong value that must fail in some case.
     """
 
     name: str

@@ -6,7 +6,8 @@ network by R = W^T diag(a^2) W. Under squared loss and zero outputs the correlat
     phi(A R A R B R) / sqrt(phi(A R A R) phi(A R B R A R B R)),
 
 and R is asymptotically free of {A, B}, so each of the three words is a polynomial in the moments m_p = phi(R^p). The factor
-2 of d(h^2) = 2 h is left out, as in the paper: it multiplies the words by 64, 16 and 256, and cancels. Bars: Z - phi(Z).
+2 of d(h^2) = 2 h is left out, as in the paper: it multiplies the words by 64, 16 and 256, and cancels. The centred _Z is
+Z - phi(Z).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ GAUSSIAN = (1.0, 3.0, 15.0, 105.0)  # E a^2, E a^4, E a^6, E a^8 of read-outs a 
 
 @dataclass(frozen=True)
 class CentredNFC(Prediction):
-    """value = numerator / sqrt(denominator1 denominator2)."""
+    """A predicted centred NFC: value = numerator / sqrt(denominator1 denominator2)."""
 
     numerator: float
     denominator1: float
@@ -44,8 +45,8 @@ class CentredNFC(Prediction):
 
 
 def centred_nfc(X: ArrayLike, y: ArrayLike, moments: ArrayLike | Sequence[float]) -> CentredNFC:
-    """The centred NFC as t -> 0 of a network whose R has the ``moments`` m_1..m_4: ``moments(width, d)`` in the limit of large
-    n, d and width, or ``sampled_moments(width, d)``.  [nfa, Eq. (8) with exponents +1/2, (18), (20), (26) corrected]"""
+    """Predict the centred NFC as t -> 0 of a network whose R has the ``moments`` m_1..m_4: ``moments(width, d)`` in the limit of
+    large n, d and width, or ``sampled_moments(width, d)``.  [nfa, Eq. (8) with exponents +1/2, (18), (20), (26) corrected]"""
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
     M, B = X_.T @ (y_[:, None] * X_), X_.T @ X_
     size = M.abs().max().item(), B.abs().max().item()
@@ -61,31 +62,31 @@ def centred_nfc(X: ArrayLike, y: ArrayLike, moments: ArrayLike | Sequence[float]
 
 
 def predict(X: ArrayLike, y: ArrayLike, width: int, *, readout: Sequence[float] = GAUSSIAN) -> CentredNFC:
-    """The centred NFC of the networks that ``simulate`` draws: with the moments of R as n, d and width grow in proportion.
-    ``readout``: E a^2 to E a^8 of the read-outs."""
+    """Predict the centred NFC of the networks that ``simulate`` draws, with the moments of R as n, d and width grow in
+    proportion. ``readout``: E a^2 to E a^8 of the read-outs."""
     (X_,) = read(X=(X, "n d"))
     return centred_nfc(X, y, moments(width, X_.shape[1], readout=readout))
 
 
 def numerator(A: Array, B: Array, moments: ArrayLike | Sequence[float]) -> float:
-    """phi(A R A R B R) = phi(A)^2 phi(B) m3 + 2 phi(A) m1 m2 phi(_A _B) + phi(B) m1 m2 phi(_A^2) + m1^3 phi(_A^2 _B)
+    """Return phi(A R A R B R) = phi(A)^2 phi(B) m3 + 2 phi(A) m1 m2 phi(_A _B) + phi(B) m1 m2 phi(_A^2) + m1^3 phi(_A^2 _B)
     for R free of {A, B}; _A = A - phi(A).  [nfa, Eq. (18)]"""
     t, (m1, m2, m3, _) = _traces(A, B), _four(moments)
     return t.A**2 * t.B * m3 + 2 * t.A * m1 * m2 * t.AB + t.B * m1 * m2 * t.AA + m1**3 * t.AAB
 
 
 def denominator1(A: Array, moments: ArrayLike | Sequence[float]) -> float:
-    """phi(A R A R) = phi(A^2) m1^2 + phi(A)^2 m2 - phi(A)^2 m1^2 for R free of A.  [nfa, Eq. (20)]"""
+    """Return phi(A R A R) = phi(A^2) m1^2 + phi(A)^2 m2 - phi(A)^2 m1^2 for R free of A.  [nfa, Eq. (20)]"""
     t, (m1, m2, _, _) = _traces(A, A), _four(moments)
     return (t.AA + t.A**2) * m1**2 + t.A**2 * m2 - t.A**2 * m1**2
 
 
 def denominator2(A: Array, B: Array, moments: ArrayLike | Sequence[float]) -> float:
-    """phi(A R B R A R B R) for R free of {A, B}.  [nfa, Eq. (26), corrected]
+    """Return phi(A R B R A R B R) for R free of {A, B}.  [nfa, Eq. (26), corrected]
 
     m1^4 phi((_A _B)^2) + 2 m1^2 (m2 - m1^2) phi(_A _B)^2 + 2 m1^2 m2 [phi(B) phi(_A^2 _B) + phi(A) phi(_A _B^2)]
     + 4 phi(A) phi(B) m1 m3 phi(_A _B) + phi(A)^2 phi(B)^2 m4 + phi(A)^2 phi(_B^2) m2^2 + phi(B)^2 phi(_A^2) m2^2.
-    The last term is printed as tr[_A]^2 tr[B^2] tr[R^2]^2, which is zero; Eq. (25) has its right ancestor.
+    The paper prints the last term as tr[_A]^2 tr[B^2] tr[R^2]^2, which is zero. It follows correctly from Eq. (25).
     """
     t, (m1, m2, m3, m4) = _traces(A, B), _four(moments)
     return (m1**4 * t.ABAB + 2 * m1**2 * (m2 - m1**2) * t.AB**2
@@ -95,10 +96,11 @@ def denominator2(A: Array, B: Array, moments: ArrayLike | Sequence[float]) -> fl
 
 
 def alternating_word(C: Sequence[ArrayLike], R: Sequence[ArrayLike]) -> float:
-    """phi(C1 R1 C2 R2 ...) of up to four centred C (phi(C) = 0) and as many R that are free of them.  [nfa, Eqs. (10)-(13)]
+    """Return phi(C1 R1 C2 R2 ...) of up to four centred C (phi(C) = 0) and as many R that are free of them.  [nfa, Eqs.
+    (10)-(13)]
 
     Four: r1 r2 r3 r4 phi(C1 C2 C3 C4) + r1 r3 phi(_R2 _R4) phi(C1 C2) phi(C3 C4) + r2 r4 phi(_R1 _R3) phi(C2 C3) phi(C1 C4),
-    r = phi(R); up to three: the product of all r times phi(C1 C2 ...). The R may have another size than the C.
+    r = phi(R). Up to three: the product of all r times phi(C1 C2 ...). The R may have another size than the C.
     """
     if not 1 <= len(C) <= 4 or len(R) != len(C):
         raise SelectionError(f"alternating_word of {len(C)} C and {len(R)} R: one to four are needed, as many of each.")
@@ -125,7 +127,7 @@ def alternating_word(C: Sequence[ArrayLike], R: Sequence[ArrayLike]) -> float:
 
 
 def moments(width: int, d: int, order: int = 4, *, readout: Sequence[float] | None = None) -> np.ndarray:
-    """m_1..m_order of R as width and d grow in proportion: 1, 4, 25, 202 for width = d.
+    """Return m_1..m_order of R as width and d grow in proportion: 1, 4, 25, 202 for width = d.
 
     R is a free compound Poisson element with free cumulants kappa_p = (d/width)^(p-1) E a^(2p), E a^(2p) = (2p-1)!!, and
     m_p = sum_s kappa_s [z^(p-s)] (1 + sum_q m_q z^q)^s.  [Marchenko and Pastur 1967; Nica and Speicher 2006, Lectures 11, 12]
@@ -141,16 +143,16 @@ def moments(width: int, d: int, order: int = 4, *, readout: Sequence[float] | No
         for s in range(1, p + 1):
             power = np.convolve(power, series)[:order + 1]
             kappa = (d / width) ** (s - 1) * (math.prod(range(1, 2 * s, 2)) if readout is None else readout[s - 1])
-            series[p] += kappa * power[p - s]  # holds m_q of q < p only, as s >= 1
+            series[p] += kappa * power[p - s]  # power holds m_q for q < p only, because s >= 1
     return series[1:]
 
 
 def sampled_moments(width: int, d: int, networks: int = 30, seed: int = 0) -> np.ndarray:
-    """m_1..m_4 of R, the mean over random networks.
+    """Return m_1..m_4 of R, averaged over random networks.
 
-    The read-outs a are stratified: one from each of (networks width) intervals of equal chance, in random order. Drawn freely,
-    the tails of a^4..a^8 alone would leave an error of 2 % in m_2 and 10 % in m_4 at width 512 and 30 networks.
-    """
+    The read-outs a are stratified: one from each of (networks width) intervals of equal probability, in random order. With
+    independent draws, the tails of a^4..a^8 alone would cause an error of 2 % in m_2 and 10 % in m_4 at width 512 and 30
+    networks. """
     whole(width=width, d=d, networks=networks)
     whole(0, seed=seed)
     draw = np.random.default_rng((seed, 12))
@@ -167,12 +169,12 @@ def sampled_moments(width: int, d: int, networks: int = 30, seed: int = 0) -> np
 
 
 def expected_second_derivatives(X: ArrayLike, y: ArrayLike, width: int, *, fourth: float = 3.0) -> tuple[Array, Array]:
-    """E[W'^T W'] = M^2 and E[W'^T K W'] = (3/k) Tr(B) M^2 + (1 + 5/k) M B M over random networks, exact at every width k and
-    size of data; half of d^2/dt^2, and with the 2 of d(h^2) left out (with it: times 4 and 16).  [nfa, Prop. 8, corrected]
+    """Return E[W'^T W'] = M^2 and E[W'^T K W'] = (3/k) Tr(B) M^2 + (1 + 5/k) M B M over random networks, exact at every width k
+    and data size. These are half of d^2/dt^2, without the 2 of d(h^2) (with it: times 4 and 16).  [nfa, Prop. 8, corrected]
 
-    Printed are 3 Tr(B) M^2 + 6 M B M, which hold for k = 1 only: of E[R B R] = sum_{s,t} E[a_s^2 a_t^2 w_s (w_s . B w_t) w_t^T]
-    the k terms s = t give (3/k)(Tr(B) + 2 B), and the k(k-1) terms s != t, forgotten there, (1 - 1/k) B. The 3 is ``fourth``,
-    E a^4 of the read-outs.
+    The paper prints 3 Tr(B) M^2 + 6 M B M, which holds for k = 1 only. In E[R B R] = sum_{s,t} E[a_s^2 a_t^2 w_s (w_s . B w_t)
+    w_t^T] the k terms s = t give (3/k)(Tr(B) + 2 B), and the k(k-1) terms s != t, missing in the paper, give (1 - 1/k) B. The 3
+    is ``fourth``, E a^4 of the read-outs.
     """
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
     whole(width=width)
@@ -183,7 +185,7 @@ def expected_second_derivatives(X: ArrayLike, y: ArrayLike, width: int, *, fourt
 
 @dataclass(frozen=True)
 class _Traces:
-    """phi of A, B and of products of the centred: AAB is phi(_A _A _B)."""
+    """phi of A, B and of products of the centred matrices: AAB is phi(_A _A _B)."""
 
     A: float
     B: float
@@ -225,8 +227,8 @@ def _four(moments: ArrayLike | Sequence[float]) -> list[float]:
 
 
 def simulate(X: ArrayLike, y: ArrayLike, width: int, seed: int = 0) -> CentredNFC:
-    """What one random network shows: f(x) = a . (W x)^2 / 2 (the half takes the 2 of d(h^2) away), its first outputs taken off so
-    that the residual is -y, W' and df/dh from autograd, and the three traces of W'^T W' and W'^T K W'."""
+    """Measure one random network f(x) = a . (W x)^2 / 2; the half cancels the 2 of d(h^2). Its initial outputs are subtracted, so
+    the residual is -y. W' and df/dh come from autograd, and the three traces from W'^T W' and W'^T K W'."""
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
     whole(width=width)
     whole(0, seed=seed)
@@ -241,8 +243,8 @@ def simulate(X: ArrayLike, y: ArrayLike, width: int, seed: int = 0) -> CentredNF
 
 
 def simulate_second_derivatives(X: ArrayLike, y: ArrayLike, width: int) -> tuple[Array, Array]:
-    """The means of W'^T W' and W'^T K W' over random networks, without chance: every weight takes the three nodes of
-    Gauss-Hermite quadrature, which is exact because no weight enters with a power above 5. Small networks only."""
+    """Means of W'^T W' and W'^T K W' over random networks, without sampling. Every weight takes the three nodes of Gauss-Hermite
+    quadrature, which is exact because no weight occurs with a power above 5. For small networks only."""
     X_, y_ = read(X=(X, "n d"), y=(column(y), "n"))
     whole(width=width)
     d, weights = X_.shape[1], width * (X_.shape[1] + 1)
@@ -262,12 +264,13 @@ def simulate_second_derivatives(X: ArrayLike, y: ArrayLike, width: int) -> tuple
 
 def _first_moment(X: Float[Tensor, "n d"], y: Float[Tensor, " n"], W: Float[Tensor, "k d"], a: Float[Tensor, " k"]
                   ) -> tuple[Float[Tensor, "d d"], Float[Tensor, "d d"]]:
-    """W'^T W' and W'^T K W' of f = a . (W x)^2 / 2 at the residual -y."""
+    """Return W'^T W' and W'^T K W' of f = a . (W x)^2 / 2 at the residual -y."""
     with torch.enable_grad():
         h = X @ W.T
         f = h.square() @ a / 2
         (J,) = torch.autograd.grad(f.sum(), h, retain_graph=True)
-        (W_dot,) = torch.autograd.grad(f, W, grad_outputs=y)  # f - (f(0) + y) as a number would lose y beside a large f
+        # passing y as a cotangent; f - (f(0) + y) as a number would lose y beside a large f
+        (W_dot,) = torch.autograd.grad(f, W, grad_outputs=y)
     response = J @ W_dot
     return W_dot.T @ W_dot, response.T @ response
 
@@ -276,7 +279,7 @@ def _first_moment(X: Float[Tensor, "n d"], y: Float[Tensor, " n"], W: Float[Tens
 
 
 def _generic() -> list[tuple[Any, ...]]:
-    """Data in which every term of the words counts."""
+    """Data for which every term of the words counts."""
     d = 512
     return [(normal(d, d) * torch.linspace(0.2, 2, d, dtype=torch.float64) / math.sqrt(d), normal(d, seed=2) + 0.5, d)]
 
@@ -285,7 +288,7 @@ THEORIES = (
     Theory("freeprob.centred_nfc", ref=Ref("nfa", "App. E, Eq. (8)"),
            title="the early centred correlation of one quadratic layer, by free probability",
            predict=predict, simulate=simulate, cases=_generic, tolerance=0.03, perturb={"readout": (1.0, 3.0, 15.0, 143.0)},
-           seeds=(0, 1, 2)),  # 143: a fourth moment of R of 240 instead of 202
+           seeds=(0, 1, 2)),  # 143 gives a fourth moment of R of 240 instead of 202
     Theory("freeprob.expected_second_derivatives", ref=Ref("nfa", "Prop. 8, corrected"),
            title="the mean early growth of NFM and AGOP over random networks of one quadratic layer, at every width",
            predict=expected_second_derivatives, simulate=simulate_second_derivatives,

@@ -2,8 +2,8 @@
 
 Outputs F [n], w = dL/dF and features Psi = dF/dtheta [p, n] follow
     Psi' = lr V Psi w w^T,    theta' = -lr A Psi w,    F' = Psi^T theta'    (so that w' = L_FF F').
-V = gamma I, A = I and L = |F - y|^2 / 2 is ``ofe.OptimalFeatureEvolution``; V = -H_w A / |w|^2, with the Hessians of the outputs
-in H_w = sum_i w_i d^2 F_i / dtheta^2, makes the gradient Psi w move as that of gradient descent with the adjustment A does.
+V = gamma I, A = I and L = |F - y|^2 / 2 give ``ofe.OptimalFeatureEvolution``. V = -H_w A / |w|^2, with the Hessians of the
+outputs in H_w = sum_i w_i d^2 F_i / dtheta^2, moves the gradient Psi w like gradient descent with the adjustment A.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from richter.theory.flows import flow
 
 
 @dataclass(frozen=True)
-class State:
-    """Outputs F [n], features Psi [p, n], how far the parameters have moved [p], and w = dL/dF [n]."""
+class EvolutionState:
+    """Outputs F [n], features Psi [p, n], the movement of the parameters [p], and w = dL/dF [n]."""
 
     F: Float[Tensor, " n"]
     Psi: Float[Tensor, "p n"]
@@ -32,14 +32,14 @@ class State:
     w: Float[Tensor, " n"]
 
 
-Operator = float | ArrayLike | Callable[[State], Tensor]  # a number times I, a matrix [p, p], or one for each state
+Operator = float | ArrayLike | Callable[[EvolutionState], Tensor]  # a number times I, a matrix [p, p], or a function of the state
 
 
 @dataclass(frozen=True)
 class GeneralisedFeatureEvolution:
-    """From features ``Psi0`` [p, n] and outputs ``F0`` [n] (zero; several outputs are flattened into n), under ``loss``, a
-    function of a tensor F that autograd differentiates. ``velocity`` V and ``adjustment`` A (I: gradient descent; the inverse of
-    the Fisher matrix: natural gradient) are numbers, matrices [p, p], or functions of the ``State``.
+    """Feature evolution from features ``Psi0`` [p, n] and outputs ``F0`` [n] (default zero; several outputs are flattened into
+    n), under ``loss``, a function of a tensor F that autograd differentiates. ``velocity`` V and ``adjustment`` A (I: gradient
+    descent; the inverse Fisher matrix: natural gradient) are numbers, matrices [p, p], or functions of the ``EvolutionState``.
 
     >>> GeneralisedFeatureEvolution(Psi0, 0.5, lambda F: (F - y).square().sum() / 2).simulate([0.0, 1.0])
     """
@@ -59,7 +59,7 @@ class GeneralisedFeatureEvolution:
             _product(operator, name, start, start.Psi)
 
     def simulate(self, t: Times) -> tuple[Array, Array]:
-        """(F [t, n], Psi [t, p, n]) by integrating the flow."""
+        """Return (F [t, n], Psi [t, p, n]) by integrating the flow."""
         start = self._start()
 
         def velocity(state: list[Tensor]) -> list[Tensor]:
@@ -69,18 +69,18 @@ class GeneralisedFeatureEvolution:
         states = flow(velocity, [start.F, start.Psi, start.moved], times_from_zero(t).tolist())
         return like(torch.stack([s[0] for s in states]), self.Psi0), like(torch.stack([s[1] for s in states]), self.Psi0)
 
-    def slopes(self, state: State) -> tuple[Float[Tensor, "p n"], Float[Tensor, " p"]]:
-        """Psi' and theta' at a state."""
+    def slopes(self, state: EvolutionState) -> tuple[Float[Tensor, "p n"], Float[Tensor, " p"]]:
+        """Return Psi' and theta' at a state."""
         gradient = state.Psi @ state.w
         Psi_dot = self.lr * torch.outer(_product(self.velocity, "velocity", state, gradient), state.w)
         return Psi_dot, -self.lr * _product(self.adjustment, "adjustment", state, gradient)
 
-    def _start(self) -> State:
+    def _start(self) -> EvolutionState:
         (Psi,) = read(Psi0=(self.Psi0, "p n"))
         F = torch.zeros_like(Psi[0]) if self.F0 is None else read(Psi0=(Psi, "p n"), F0=(self.F0, "n"))[1]
         return self._state(F, Psi, torch.zeros_like(Psi[:, 0]))
 
-    def _state(self, F: Float[Tensor, " n"], Psi: Float[Tensor, "p n"], moved: Float[Tensor, " p"]) -> State:
+    def _state(self, F: Float[Tensor, " n"], Psi: Float[Tensor, "p n"], moved: Float[Tensor, " p"]) -> EvolutionState:
         with torch.enable_grad():
             live = F.detach().requires_grad_()
             loss = self.loss(live)
@@ -88,7 +88,7 @@ class GeneralisedFeatureEvolution:
                 raise SelectionError("loss(F) must be one number that autograd can differentiate with respect to F: compute it "
                                      "with torch, from F itself, and sum it up.")
             (w,) = torch.autograd.grad(loss.sum(), live)
-        return State(F, Psi, moved, w)
+        return EvolutionState(F, Psi, moved, w)
 
 
 def descent_velocity(H_w: ArrayLike, w: ArrayLike, A: ArrayLike | None = None) -> Array:
@@ -101,7 +101,7 @@ def descent_velocity(H_w: ArrayLike, w: ArrayLike, A: ArrayLike | None = None) -
     return like(-H @ A_ / w_.square().sum(), H_w)
 
 
-def _product(operator: Operator, name: str, state: State, x: Tensor) -> Tensor:
+def _product(operator: Operator, name: str, state: EvolutionState, x: Tensor) -> Tensor:
     """V x or A x."""
     value = operator(state) if callable(operator) else operator
     if isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0:

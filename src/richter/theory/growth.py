@@ -1,10 +1,10 @@
-"""Modes that grow by feedback, each alone: what diagonal and linear networks are made of.  [layerwise, Sec. 3.4, Thm. 1]
+"""Modes that grow by feedback, each independently: the parts of diagonal and linear networks.  [layerwise, Sec. 3.4, Thm. 1]
 
 A mode has weights a and b (numbers, or vectors over hidden units), a strength theta = a . b and a target S:
     a' = v b (S - theta),   b' = v a (S - theta).
-Every a + b grows by sqrt(gamma), every a - b shrinks by it: theta = (plus gamma - minus / gamma) / 2 with
+Every a + b grows by sqrt(gamma), and every a - b shrinks by it: theta = (plus gamma - minus / gamma) / 2 with
 plus = |a(0) + b(0)|^2 / 2 and minus = |a(0) - b(0)|^2 / 2. gamma is that of Theorem 1; with a(0) = b(0), minus = 0 and theta is
-the sigmoid of Eq. 3.9. Time runs backward too: when theta was or will be a given share of S has a closed form.
+the sigmoid of Eq. 3.9. Time may run backwards too: the time at which theta has a given share of S has a closed form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from richter.core.arrays import Array, ArrayLike, like
 
 @dataclass(frozen=True)
 class Growth:
-    """All modes at once; ``variance`` = v. ``rate`` is the 2 of the time constant 2 v R, there to be perturbed."""
+    """Growth of all modes; ``variance`` = v. ``rate`` is the 2 of the time constant 2 v R; tests perturb it."""
 
     plus: Float[Tensor, " m"]
     minus: Float[Tensor, " m"]
@@ -40,8 +40,8 @@ class Growth:
         return cls(plus, minus, target, variance, rate)
 
     def gamma(self, t: Float[Tensor, " t"]) -> Float[Tensor, "m t"]:
-        """Eq. 6.12, corrected, in sums of positive terms; toward a target below zero it is the inverse of that toward -S with
-        b -> -b, which exchanges ``plus`` and ``minus``."""
+        """Return gamma by Eq. 6.12, corrected, in sums of positive terms. For a target below zero it is the inverse of gamma for
+        -S and b -> -b, which exchanges ``plus`` and ``minus``."""
         grows, shrinks, S, R = (z[:, None] for z in self._upward)
         time = self.rate * self.variance[:, None] * t
         E = torch.exp(-R * time)
@@ -51,13 +51,13 @@ class Growth:
         return torch.where(self.target[:, None] < 0, 1 / gamma, gamma)
 
     def strength(self, t: Float[Tensor, " t"]) -> Float[Tensor, "m t"]:
-        """theta at these times."""
+        """Return theta at these times."""
         gamma = self.gamma(t)
         return times(self.plus[:, None], gamma) / 2 - times(self.minus[:, None], 1 / gamma) / 2
 
     def reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-        """When theta = S / (1 + e^-x): below 0 if that was before the start, NaN if no such moment is on the curve, infinite if
-        it never comes (no target, or a start from which every growth ends at zero)."""
+        """Return the time of theta = S / (1 + e^-x). It is negative if that was before the start, NaN if the curve never has this
+        value, and infinite if it is never reached (no target, or a start from which all growth ends at zero)."""
         grows, shrinks, S, R = self._upward
         x = x.to(S.device)
         theta, left = S * torch.sigmoid(x), S * torch.sigmoid(-x)
@@ -69,14 +69,14 @@ class Growth:
 
     @property
     def _upward(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(plus, minus, |S|, R), the first two exchanged where S < 0: then the target is above zero."""
+        """(plus, minus, |S|, R), with the first two exchanged where S < 0, so that the target is above zero."""
         down, S = self.target < 0, self.target.abs()
         grows, shrinks = torch.where(down, self.minus, self.plus), torch.where(down, self.plus, self.minus)
         return grows, shrinks, S, torch.hypot(grows.sqrt() * shrinks.sqrt(), S)
 
 
 def times(weights: Tensor, factor: Tensor) -> Tensor:
-    """Their product, 0 where the weights are 0: the factor of a sum that is zero may be infinite."""
+    """Multiply, with 0 where the weights are 0, because the factor may then be infinite."""
     return torch.where(weights == 0, 0.0, weights * factor)
 
 
@@ -84,33 +84,33 @@ def times(weights: Tensor, factor: Tensor) -> Tensor:
 
 
 class Staged(ABC):
-    """What models of modes that rise one by one have in common: when each emerges, how long it takes, and how far stages overlap.
-    A model says its own times (``_reach``), how many modes there are, and in which kind of array to answer."""
+    """Base of models whose modes rise one by one: when each mode emerges, how long it takes, and how far stages overlap. A model
+    defines its own times (``_reach``), the number of modes, and the kind of array of the results."""
 
     @abstractmethod
     def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-        """The times at which modes have the share 1 / (1 + e^-x) of their targets: before the start, if that was then; NaN where
-        no such moment is on the curve, infinite where it never comes."""
+        """Return the times at which modes have the share 1 / (1 + e^-x) of their targets; negative if before the start, NaN if
+        the curve never has this value, infinite if it is never reached."""
 
     @property
     @abstractmethod
     def _count(self) -> int:
-        """How many modes there are."""
+        """Number of modes."""
 
     @property
     @abstractmethod
     def _kind(self) -> ArrayLike:
-        """What answers are like."""
+        """An array whose kind (numpy or torch, device) the results get."""
 
     def emergent_time(self, eps: float) -> Array:
-        """When each mode has the share ``eps`` of its target [m]; 0 where it starts with as much, infinite where it never comes.
+        """Time at which each mode has the share ``eps`` of its target [m]; 0 if it starts with more, infinite if it never has it.
         [Eq. 3.12]"""
         when = self._reach(_logit(eps, self._count))
         return like(when.nan_to_num(nan=0.0, posinf=math.inf).clamp(min=0), self._kind)
 
     def saturation_time(self, eps: float) -> Array:
-        """How long each mode takes from the share ``eps``, below 1/2, to 1 - ``eps`` [m]; infinite where it never gets there.
-        [Eq. 3.12]"""
+        """Time from the share ``eps``, below 1/2, to 1 - ``eps`` of each mode [m]; infinite if it never gets there.  [Eq.
+        3.12]"""
         x = _logit(eps, self._count, below=0.5)
         late, early = self._reach(-x), self._reach(x)
         return like(torch.where(torch.isfinite(late), late - early, math.inf), self._kind)
@@ -118,11 +118,10 @@ class Staged(ABC):
     @cached_property
     def stage_eps(self) -> Array:
         """eps [m - 1] with saturation_time(eps)_i = emergent_time(eps)_(i+1) - emergent_time(eps)_i: the overlap of a mode and
-        the next, 0 if they are apart and 1/2 if they are one; NaN where the mode never comes, or starts beyond its target. From
-        small weights it goes to 0, unless there is no hidden layer.  [Eq. 3.13, corrected]
-
-        It is where the next mode has eps when this one has 1 - eps: the one time rises with eps, the other falls, and halving
-        finds the crossing. From a(0) = b(0) and one S and start it is
+        the next. It is 0 if they are far apart, 1/2 if they coincide, and NaN if the mode is never learned or starts beyond its
+        target. For small weights it goes to 0, unless there is no hidden layer.  [Eq. 3.13, corrected]
+        At this eps the next mode has the share eps when this one has 1 - eps. The first time increases with eps, the second
+        decreases, and bisection finds the crossing. From a(0) = b(0) with equal S and start it is
         1 / (1 + (S / theta(0) - 1)^((v_i - v_j) / (v_i + v_j))), j = i + 1.
         """
         half = self._reach(torch.zeros(self._count, dtype=torch.float64))
@@ -135,7 +134,7 @@ class Staged(ABC):
         return like(torch.where(known, torch.sigmoid(high), math.nan), self._kind)
 
     def stage_like(self, eps: float = 0.05) -> Bool[Array, " pairs"]:
-        """Is each mode learned before the next emerges, up to ``eps`` [m - 1]?  [Eq. 3.14]"""
+        """Whether each mode is learned before the next emerges, up to ``eps`` [m - 1].  [Eq. 3.14]"""
         _logit(eps, 1, below=0.5)
         return self.stage_eps < eps
 

@@ -1,9 +1,9 @@
-"""Linear networks of two layers, f(x) = A W x, from small weights: which modes they learn at each jump, and when.  [agf, Sec. 4]
+"""Two-layer linear networks f(x) = A W x from small weights: which modes they learn at each jump, and when.  [agf, Sec. 4]
 
-S = E[x x^T] and C = E[y x^T] decide. Neurons that are awake turn until they are the best function of rank k; but none turns out
-of its *block*, a subspace of the inputs that neither S nor C^T C leads out of. So every block learns as if it were alone. Where S
-and C^T C commute a block is one mode, learned after log(1 / alpha) / s, with s its singular value in C, however little it
-explains of the loss.
+The moments S = E[x x^T] and C = E[y x^T] determine both. Active neurons turn until they form the best function of rank k, but no
+neuron leaves its *block*, a subspace of the inputs that S and C^T C map into itself. So every block learns independently. If S
+and C^T C commute, a block is one mode. It is learned after log(1 / alpha) / s, with s its singular value in C, even if it
+explains little of the loss.
 """
 
 from __future__ import annotations
@@ -23,47 +23,46 @@ from richter.theory.alternating import Staircase, separations, warn_of_merging
 from richter.theory.arrays import Times, above_zero, like, moments, normal, times_from_zero, varying, whole
 from richter.theory.flows import flow
 
-LINKED = 1e-10  # of the size of a matrix: what lies below is rounding, and links no two directions
-NOTHING = 1e-12  # of what the first mode explains: a mode that explains less is none
-MIXTURES = (0.6180339887498949, 1.3247179572447460)  # two, should eigenvalues of the first sum fall together by chance
-ASTRAY = 0.5  # of the direction in which a neuron wakes along that to which it has to turn: with less, turning takes its time
+LINKED = 1e-10  # relative to the size of a matrix; smaller entries are rounding and do not link two directions
+NOTHING = 1e-12  # relative to what the first mode explains; a mode that explains less is ignored
+MIXTURES = (0.6180339887498949, 1.3247179572447460)  # two values, in case eigenvalues of the first sum coincide by chance
+ASTRAY = 0.5  # alignment of a neuron's initial direction with its final one; below it the time to turn is not negligible
 SMALL = "log(1 / alpha) of an alpha below 1"
 
 
-class Modes(NamedTuple):
-    """Of all modes, in the order in which they are learned."""
+class JumpModes(NamedTuple):
+    """All modes, in the order in which they are learned."""
 
     times: Float[Tensor, " m"]  # in units of log(1 / alpha)
-    explained: Float[Tensor, " m"]  # twice what the loss falls by
-    strengths: Float[Tensor, " m"]  # the largest singular value of what was left of C in the mode's block
-    along: Float[Tensor, " m"]  # how far the direction in which a neuron wakes is that of the mode, from 0 to 1
+    explained: Float[Tensor, " m"]  # twice the fall of the loss
+    strengths: Float[Tensor, " m"]  # largest singular value of the remaining C in the mode's block
+    along: Float[Tensor, " m"]  # alignment of the direction in which a neuron becomes active with the mode, from 0 to 1
 
 
 def linear(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> Staircase:
-    """f(x) = A W x, from the moments E[x x^T] [d, d] and E[y x^T] [c, d]; times in units of log(1 / alpha), levels without what
-    no linear function can fit. Exact where blocks have one mode each, so that moments commute; in larger blocks a conjecture,
-    within some per cent.  [agf, Sec. 4]
-
+    """Staircase of f(x) = A W x from the moments E[x x^T] [d, d] and E[y x^T] [c, d]. Times are in units of log(1 / alpha);
+    levels exclude the part that no linear function can fit. It is exact if each block has one mode, i.e. if moments commute. For
+    larger blocks it is a conjecture, accurate to a few per cent.  [agf, Sec. 4]
     In a block: tau_k = tau_{k-1} + (1 - sum_{i < k-1} s^(i)_{k-i} (tau_{i+1} - tau_i)) / s^(k-1)_1, with s^(i)_j the singular
     values of (1 - P_i) E[y x^T] and P_i on the first i eigenvectors of E[y x^T] E[x x^T]^-1 E[x y^T].
     """
     return _staircase(modes(Sxx, Syx, threshold=threshold), Sxx)
 
 
-def _staircase(learned: Modes, kind: ArrayLike) -> Staircase:
+def _staircase(learned: JumpModes, kind: ArrayLike) -> Staircase:
     left = torch.cat([learned.explained.flip(0).cumsum(0).flip(0), learned.explained.new_zeros(1)]) / 2
     return Staircase(like(learned.times, kind), like(left, kind))
 
 
-def modes(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> Modes:
-    """Those of all blocks together."""
+def modes(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> JumpModes:
+    """Modes of all blocks together."""
     S, C = moments(Sxx, Syx)
     above_zero("a threshold", threshold=threshold)
     learned = [_modes_of_block(V.T @ S @ V, C @ V, threshold) for V in blocks(S, C)]
-    every = Modes(*(torch.cat(parts) for parts in zip(*learned, strict=True)))
+    every = JumpModes(*(torch.cat(parts) for parts in zip(*learned, strict=True)))
     kept = (every.explained > NOTHING * every.explained.max()).nonzero()[:, 0]
     order = kept[every.times[kept].argsort(stable=True)]
-    chosen = Modes(*(part[order] for part in every))
+    chosen = JumpModes(*(part[order] for part in every))
     if (least := float(chosen.along.min())) < ASTRAY:
         warnings.warn(f"a neuron wakes in a direction that has a share of {least:.2g} of the mode that it is to learn: moments "
                       f"nearly commute. Until it has turned, which takes the longer the smaller the share, the network rests at "
@@ -72,10 +71,11 @@ def modes(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> Modes:
 
 
 def blocks(S: Float[Tensor, "d d"], C: Float[Tensor, "c d"]) -> list[Float[Tensor, "d m"]]:
-    """Orthonormal bases of the smallest subspaces of inputs that vary which S and C^T C map into themselves. They are spanned by
-    eigenvectors of any sum of the two whose eigenvalues differ; eigenvectors that S or C^T C links are of one block."""
+    """Orthonormal bases of the smallest subspaces (of inputs with variance) that S and C^T C map into themselves. They are
+    spanned by eigenvectors of a generic sum of the two. Eigenvectors that S or C^T C links belong to one block."""
     _, s, Vh = torch.linalg.svd(C, full_matrices=False)
-    S, B = S / S.norm(), (Vh.T * s) @ Vh / s.norm()  # the root of C^T C: of the same subspaces, and small modes are less small
+    # the square root of C^T C has the same invariant subspaces, and small modes are less small
+    S, B = S / S.norm(), (Vh.T * s) @ Vh / s.norm()
     bases = [varying(S)]
     for mixture in MIXTURES:
         bases = [V @ part for V in bases for part in _linked(V.T @ S @ V, V.T @ B @ V, mixture)]
@@ -90,22 +90,23 @@ def _linked(S: Float[Tensor, "m m"], B: Float[Tensor, "m m"], mixture: float) ->
     return [V[:, torch.from_numpy(label == k).to(V.device)] for k in range(count)]
 
 
-def _modes_of_block(S: Float[Tensor, "m m"], C: Float[Tensor, "c m"], threshold: float) -> Modes:
-    """Those of one block, the one that explains most first."""
+def _modes_of_block(S: Float[Tensor, "m m"], C: Float[Tensor, "c m"], threshold: float) -> JumpModes:
+    """Modes of one block, the one that explains most first."""
     mu, U = (a.flip(-1) for a in torch.linalg.eigh(C @ torch.linalg.pinv(S, hermitian=True) @ C.T))
     rank = int((mu > NOTHING * mu[0]).sum())
-    values, steps, along = list[Tensor](), list[float](), list[float]()  # singular values without the first k modes; waits
+    # singular values without the first k modes; waiting times
+    values, steps, along = list[Tensor](), list[float](), list[float]()
     for k in range(rank):
         left, s, _ = torch.linalg.svd(C - U[:, :k] @ U[:, :k].T @ C, full_matrices=False)
         values.append(s)
         along.append(float(left[:, s > (1 - LINKED) * s[0]].T.mv(U[:, k]).norm()))
         earlier = sum(float(values[i][k - i]) * steps[i] for i in range(k))
         steps.append((threshold - earlier) / float(values[k][0]))
-    return Modes(mu.new_tensor(steps).cumsum(0), mu[:rank], *map(mu.new_tensor, ([float(v[0]) for v in values], along)))
+    return JumpModes(mu.new_tensor(steps).cumsum(0), mu[:rank], *map(mu.new_tensor, ([float(v[0]) for v in values], along)))
 
 
 def predict_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: float, t: Times, *, threshold: float = 1.0) -> Array:
-    """The loss at times ``t``, in units of ``log_inverse`` = log(1 / alpha): the staircase, at any width that holds all modes."""
+    """Return the loss at times ``t``, in units of ``log_inverse`` = log(1 / alpha), by the staircase; valid if width >= modes."""
     whole(width=width)
     above_zero(SMALL, log_inverse=log_inverse)
     learned = modes(Sxx, Syx, threshold=threshold)
@@ -119,7 +120,8 @@ def predict_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: floa
 
 
 def simulate_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: float, t: Times, seed: int = 0) -> Array:
-    """The loss of the gradient flow of A and W from N(0, alpha^2 / width) at these times, less what nothing linear can fit."""
+    """Loss of the gradient flow of A and W from N(0, alpha^2 / width) at these times, minus the part that no linear map can
+    fit."""
     whole(width=width)
     whole(0, seed=seed)
     above_zero(SMALL, log_inverse=log_inverse)

@@ -1,8 +1,8 @@
-"""Tangent kernels of linear networks: what that of two layers becomes, why deep ones cannot specialise.  [rapid, Sec. 5, A.3]
+"""Tangent kernels of linear networks: the final kernel of two layers, and why deep ones cannot specialise.  [rapid, Sec. 5, A.3]
 
 Weights are N(0, sigma^2) and each layer divides by sqrt(fan_in); the inputs are the rows of X. Two layers, W [h, d] and V [h]:
     r = V^T W x / sqrt(h d),   K = (X W^T W X^T + |V|^2 X X^T) / (h d),
-in the paper's square case h = d = N with 1/N^2 in front. The part of W along V is what the outputs r are made of, at any time:
+with 1/N^2 in front in the paper's square case h = d = N. The component of W along V determines the outputs r, at any time:
     K = r r^T / |V|^2 + X W_p^T W_p X^T / (h d) + |V|^2 X X^T / (h d),   W_p = (I - V V^T / |V|^2) W.
 """
 
@@ -31,7 +31,7 @@ class Decomposition:
     """The three parts [n, n] of a two-layer linear network's kernel, and the network's outputs r [n].  [Eq. (13), at any time]"""
 
     task: Array  # r r^T / |V|^2; at the end of training r = y
-    rest: Array  # X W_p^T W_p X^T / (h d): what weight decay takes away
+    rest: Array  # X W_p^T W_p X^T / (h d), which weight decay removes
     bulk: Array  # |V|^2 X X^T / (h d)
     outputs: Array
 
@@ -41,7 +41,7 @@ class Decomposition:
 
 
 def decompose(W: ArrayLike, V: ArrayLike, X: ArrayLike) -> Decomposition:
-    """The kernel of the network with weights W [h, d] and V [h] on inputs X [n, d], in parts."""
+    """Decompose the kernel of the network with weights W [h, d] and V [h] on inputs X [n, d]."""
     W_, V_, X_ = read(W=(W, "h d"), V=(column(V), "h"), X=(X, "n d"))
     if not V_.any():
         raise SelectionError("V is zero: no part of W lies along it, and the kernel X W^T W X^T / (h d) has no such parts.")
@@ -54,13 +54,13 @@ def decompose(W: ArrayLike, V: ArrayLike, X: ArrayLike) -> Decomposition:
 
 
 def two_layer(W: ArrayLike, V: ArrayLike, X: ArrayLike, *, exponent: float = 1.0) -> Array:
-    """K [n, n] of the two-layer network, as the sum of its parts. ``exponent``: of |V|^2 in the bulk, there to be perturbed."""
+    """K [n, n] of the two-layer network, as the sum of its parts. ``exponent``: of |V|^2 in the bulk; tests perturb it."""
     parts = decompose(W, V, X)
     return parts.task + parts.rest + parts.bulk * float(read(V=(column(V), "h"))[0].square().sum()) ** (exponent - 1)
 
 
 def final_kernel(y: ArrayLike, X: ArrayLike, size: float, width: int) -> Array:
-    """y y^T / |V|^2 + |V|^2 X X^T / (h d) [n, n], ``size`` = |V|^2: what the kernel becomes where W_p vanishes, by weight decay
+    """Return y y^T / |V|^2 + |V|^2 X X^T / (h d) [n, n] with ``size`` = |V|^2: the final kernel if W_p vanishes, by weight decay
     or from a small start.  [Eq. (14); the paper's Sigma is X X^T / (h d)]"""
     y_, X_ = read(y=(column(y), "n"), X=(X, "n d"))
     if not (math.isfinite(size) and size > 0):
@@ -69,14 +69,14 @@ def final_kernel(y: ArrayLike, X: ArrayLike, size: float, width: int) -> Array:
 
 
 def rich_size(s: ArrayLike, width: int) -> float:
-    """|V|^2 -> sqrt(h d) |s| at the end of training from a small start, for labels y = X s: gradient flow keeps W W^T - V V^T,
-    which was nearly zero, so that |W| = |V|, while V^T W / sqrt(h d) = s."""
+    """Final |V|^2 -> sqrt(h d) |s| from a small start, for labels y = X s. Gradient flow conserves W W^T - V V^T, which was
+    nearly zero, so |W| = |V|, and V^T W / sqrt(h d) = s."""
     (s_,) = read(s=(column(s), "d"))
     return math.sqrt(width * len(s_)) * s_.norm().item()
 
 
 def bulk_coefficient(K0: ArrayLike, X: ArrayLike, width: int) -> float:
-    """alpha_K of K0 ~ alpha_K X X^T / (h d): the best in least squares. 2 h sigma^2 on average, up to 1/h.  [Eq. (14)]"""
+    """Least-squares alpha_K of K0 ~ alpha_K X X^T / (h d); 2 h sigma^2 on average, up to 1/h.  [Eq. (14)]"""
     K, X_ = read(K0=(K0, "n n"), X=(X, "n d"))
     S = X_ @ X_.T / (width * X_.shape[1])
     return ((K * S).sum() / S.square().sum()).item()
@@ -86,11 +86,12 @@ def bulk_coefficient(K0: ArrayLike, X: ArrayLike, width: int) -> float:
 
 
 def pair_kernels(weights: Sequence[ArrayLike], X: ArrayLike, *, shift: int = 0) -> Array:
-    """K^{c,c'} for every pair of outputs [n, k, n, k] of a deep linear network, weights [d_out, d_in] first layer first, the
+    """K^{c,c'} for every pair of outputs [n, k, n, k] of a deep linear network. ``weights`` [d_out, d_in], first layer first, the
     read-out [k, d_out] last.  [Eq. (43), corrected]
 
-    K^{c,c'} = (delta_cc' f_L f_L^T + sum_{l<L} alpha_l(c,c') f_l f_l^T) / prod fan_in, f_l [n, d_l] what layer l+1 reads, and
-    alpha_l = V W^L ... W^{l+2} (V W^L ... W^{l+2})^T. ``shift`` = 1 puts W^{l+1} into it too, as printed (square layers only)."""
+    K^{c,c'} = (delta_cc' f_L f_L^T + sum_{l<L} alpha_l(c,c') f_l f_l^T) / prod fan_in, with f_l [n, d_l] the input of layer l+1
+    and alpha_l = V W^L ... W^{l+2} (V W^L ... W^{l+2})^T. ``shift`` = 1 also includes W^{l+1}, as printed (square layers
+    only)."""
     W, X_ = _network(weights, X)
     alphas, f = coefficients(W, shift=shift), _read_by_layers(W, X_)
     n, k = len(X_), len(W[-1])
@@ -101,7 +102,7 @@ def pair_kernels(weights: Sequence[ArrayLike], X: ArrayLike, *, shift: int = 0) 
 
 
 def coefficients(weights: Sequence[ArrayLike], *, shift: int = 0) -> Float[Tensor, "l k k"]:
-    """alpha_l(c, c') of layers 0 .. L-1, and delta_cc' for the read-out."""
+    """Return alpha_l(c, c') of layers 0 .. L-1, and delta_cc' for the read-out."""
     W = _chain(weights)
     back = torch.eye(len(W[-1]), dtype=W[-1].dtype, device=W[-1].device)
     alphas = [back]
@@ -113,13 +114,13 @@ def coefficients(weights: Sequence[ArrayLike], *, shift: int = 0) -> Float[Tenso
 
 
 def specialisation_bound(weights: Sequence[ArrayLike]) -> float:
-    """rho >= 1 such that every entry of the specialisation matrix of this linear network lies in [1/rho, rho], whatever its
-    inputs and labels.
+    """Bound rho >= 1: every entry of the specialisation matrix of this linear network lies in [1/rho, rho], for all inputs and
+    labels.
 
-    The kernels of all outputs are sums of the same matrices f_l f_l^T, each positive semi-definite, with weights
-    alpha_l(c, c) >= 0. So with m = min_l and M = max_l of alpha_l(c, c) / alpha_l(b, b) we have m K^bb <= K^cc <= M K^bb in every
-    y^T K y, and in norm, and thus A(K^cc, y) <= (M / m) A(K^bb, y) for every y. If the alpha_l are the same for all outputs, as
-    symmetry makes them, rho = 1: all outputs share one kernel. Layers alone, not examples, tell outputs apart."""
+    The kernels of all outputs are sums of the same positive semi-definite matrices f_l f_l^T with weights alpha_l(c, c) >= 0.
+    With m = min_l and M = max_l of alpha_l(c, c) / alpha_l(b, b), m K^bb <= K^cc <= M K^bb holds in every y^T K y and in norm. So
+    A(K^cc, y) <= (M / m) A(K^bb, y) for every y. If the alpha_l are equal for all outputs, e.g. by symmetry, rho = 1: all outputs
+    share one kernel. Only layers, not examples, can make outputs differ."""
     diagonal = coefficients(weights).diagonal(dim1=1, dim2=2)  # l, k
     if (diagonal == 0).any():
         return math.inf
@@ -133,7 +134,7 @@ def _network(weights: Sequence[ArrayLike], X: ArrayLike) -> tuple[list[Tensor], 
 
 
 def _chain(weights: Sequence[ArrayLike], X: Float[Tensor, "n d"] | None = None) -> list[Tensor]:
-    """Weights that fit to one another, and to the inputs."""
+    """Read weights whose shapes fit to one another, and to the inputs."""
     W = [read(**{f"weights[{i}]": (w, "d_out d_in")})[0] for i, w in enumerate(weights)]
     if not W or any(b.shape[1] != len(a) for a, b in itertools.pairwise(W)) or (X is not None and W[0].shape[1] != X.shape[1]):
         inputs = "" if X is None else f" and X {tuple(X.shape)}"
@@ -154,13 +155,13 @@ def _read_by_layers(W: list[Tensor], X: Float[Tensor, "n d"]) -> list[Tensor]:
 
 
 def simulate_two_layer(W: ArrayLike, V: ArrayLike, X: ArrayLike) -> Array:
-    """The tangent kernel of the actual network, from the gradient of each output."""
+    """Tangent kernel of the actual network, from the gradient of each output."""
     W_, V_, X_ = read(W=(W, "h d"), V=(column(V), "h"), X=(X, "n d"))
     return like(_jacobian_kernel([W_, V_[None]], X_)[:, 0, :, 0], W)
 
 
 def simulate_pair_kernels(weights: Sequence[ArrayLike], X: ArrayLike) -> Array:
-    """The same of a deep network, for every pair of outputs [n, k, n, k]."""
+    """Tangent kernels of a deep network from gradients, for every pair of outputs [n, k, n, k]."""
     (X_,) = read(X=(X, "n d"))
     return like(_jacobian_kernel([read(W=(w, "d_out d_in"))[0].to(X_.device) for w in weights], X_), weights)
 

@@ -3,8 +3,8 @@
 Gradient flow on E|f - f*|^2 / 2; v_i = E[x_i^2], inputs uncorrelated, targets f* = sum_i S_i x_i:
     linear model          f = sum_i theta_i x_i      theta_i = S_i (1 - e^(-v_i t))                                    [Eq. 3.10]
     diagonal network      f = sum_i a_i b_i x_i      a_i b_i = S_i / (1 + (S_i / a_i b_i(0) - 1) e^(-2 S_i v_i t))     [Eq. 3.9]
-(the second from a_i = b_i; from elsewhere Theorem 1, p = 1, Z = 1 and v_i t for t). A network with one hidden layer and
-whitened inputs, f = x^T W1 W2 and E[x y^T] = U diag(rho) V^T, has modes like those, with rho_i for S_i.  [Eq. 3.15]
+(the second for a_i = b_i at the start; otherwise Theorem 1 with p = 1, Z = 1 and v_i t for t). A network with one hidden layer
+and whitened inputs, f = x^T W1 W2 and E[x y^T] = U diag(rho) V^T, has the same modes, with rho_i for S_i.  [Eq. 3.15]
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from richter.theory.unconstrained import UnconstrainedFeatures as UnconstrainedF
 
 @dataclass(frozen=True)
 class LinearModel(Staged):
-    """theta_i toward ``S`` [m] at the rate of ``variance`` [m], from ``initial`` (zero). A single number is that of every mode.
-    ``rate`` is the 1 of e^(-v t), there to be perturbed.
+    """Modes theta_i that go to ``S`` [m] at the rate ``variance`` [m], from ``initial`` (zero). A single number counts for every
+    mode. ``rate`` is the 1 of e^(-v t); tests perturb it.
 
     >>> LinearModel(S=1.0, variance=[2.0, 1.0]).predict([0.0, 1.0])          # [modes, t]
     """
@@ -46,7 +46,7 @@ class LinearModel(Staged):
     rate: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._read  # noqa: B018  what is no model is refused here
+        self._read  # noqa: B018  raises an error if the numbers are invalid
 
     def predict(self, t: Times) -> Array:
         """theta [m, t].  [Eq. 3.10]"""
@@ -61,7 +61,7 @@ class LinearModel(Staged):
         return like((v * ((S - first) * decay).square()).sum(0) / 2, self._kind)
 
     def simulate(self, t: Times, method: Method = "flow", lr: float | None = None) -> Array:
-        """theta [m, t] by integrating the flow, or by descent with steps of ``lr``."""
+        """Return theta [m, t] by integrating the flow, or by gradient descent with steps of ``lr``."""
         return simulate_linear(self.S, self.variance, t, self.initial, method=method, lr=lr)
 
     @property
@@ -78,13 +78,13 @@ class LinearModel(Staged):
 
     def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
         S, v, first = self._read
-        missing = torch.log1p(-first / S)  # log of what is missing at the start, as a share
+        missing = torch.log1p(-first / S)  # log of the share that is not learned at the start
         when = (missing + torch.nn.functional.softplus(x.to(S.device))) / (self.rate * v)
         return torch.where(S == 0, torch.inf, when)
 
 
 def positive(variance: ArrayLike) -> ArrayLike:
-    """Variances, above 0 each."""
+    """Check that every variance is above 0."""
     (v,) = per_mode(variance=variance)
     if not (v > 0).all():
         raise SelectionError(f"variance contains {v.min().item():g}: E[x_i^2] is above 0 for every mode; one that has none is no "
@@ -97,8 +97,8 @@ def positive(variance: ArrayLike) -> ArrayLike:
 
 @dataclass(frozen=True)
 class DiagonalNetwork(Staged):
-    """a_i b_i toward ``S`` [m] from weights ``a0`` and ``b0`` [m], equal or not, of any sign; ``variance`` [m] is E[x_i^2].
-    A single number is that of every mode. ``rate`` is the 2 of the time constant, there to be perturbed.
+    """Modes a_i b_i that go to ``S`` [m] from weights ``a0`` and ``b0`` [m] of any sign; ``variance`` [m] is E[x_i^2]. A single
+    number counts for every mode. ``rate`` is the 2 of the time constant; tests perturb it.
 
     >>> network = DiagonalNetwork(S=1.0, variance=[4.0, 2.0, 1.0], a0=0.01, b0=0.01)
     >>> network.predict([0.0, 1.0]), network.emergent_time(0.05), network.stage_eps
@@ -111,7 +111,7 @@ class DiagonalNetwork(Staged):
     rate: float = field(default=2.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._growth  # noqa: B018  what is no network is refused here
+        self._growth  # noqa: B018  raises an error if the numbers are invalid
 
     def predict(self, t: Times) -> Array:
         """a_i b_i [m, t].  [Eq. 3.9; a0 != b0: Thm. 1]"""
@@ -131,12 +131,12 @@ class DiagonalNetwork(Staged):
 
     @cached_property
     def conserved(self) -> Array:
-        """a_i^2 - b_i^2 [m], which never changes.  [Eq. 3.8]"""
+        """Conserved quantities a_i^2 - b_i^2 [m].  [Eq. 3.8]"""
         _, _, a, b = self._read
         return like((a + b) * (a - b), self._kind)
 
     def simulate(self, t: Times, method: Method = "flow", lr: float | None = None) -> Array:
-        """a_i b_i [m, t] by integrating the flow of all weights, or by descent with steps of ``lr``."""
+        """Return a_i b_i [m, t] by integrating the flow of all weights, or by gradient descent with steps of ``lr``."""
         return simulate_diagonal(self.S, self.variance, self.a0, self.b0, t, method=method, lr=lr)
 
     @property
@@ -173,7 +173,7 @@ class DiagonalNetwork(Staged):
 
 def simulate_linear(S: ArrayLike, variance: ArrayLike, t: Times, initial: ArrayLike = 0.0, *, method: Method = "flow",
                     lr: float | None = None) -> Array:
-    """theta [m, t] of theta_i' = v_i (S_i - theta_i)."""
+    """Return theta [m, t] of theta_i' = v_i (S_i - theta_i)."""
     S_, v, first = per_mode(S=S, variance=variance, initial=initial)
     states = follow(lambda theta: v * (S_ - theta), first.clone(), times_from_zero(t).tolist(), method, lr)
     return like(torch.stack(states, 1), first_array(S, variance, initial))
@@ -181,7 +181,7 @@ def simulate_linear(S: ArrayLike, variance: ArrayLike, t: Times, initial: ArrayL
 
 def simulate_diagonal(S: ArrayLike, variance: ArrayLike, a0: ArrayLike, b0: ArrayLike, t: Times, *, method: Method = "flow",
                       lr: float | None = None) -> Array:
-    """a_i b_i [m, t] of a' = -dL/da and b' = -dL/db.  [Eq. 3.6]"""
+    """Return a_i b_i [m, t] of a' = -dL/da and b' = -dL/db.  [Eq. 3.6]"""
     S_, v, a, b = per_mode(S=S, variance=variance, a0=a0, b0=b0)
 
     def velocity(state: list[Tensor]) -> list[Tensor]:
@@ -197,7 +197,7 @@ def simulate_diagonal(S: ArrayLike, variance: ArrayLike, a0: ArrayLike, b0: Arra
 
 
 def predict_linear(S: ArrayLike, variance: ArrayLike, t: Times, initial: ArrayLike = 0.0, *, rate: float = 1.0) -> Array:
-    """theta [m, t] of ``LinearModel``."""
+    """Return theta [m, t] of ``LinearModel``."""
     return LinearModel(S, variance, initial, rate=rate).predict(t)
 
 
@@ -215,7 +215,7 @@ def _linear() -> list[tuple[Any, ...]]:
 
 
 def _diagonal() -> list[tuple[Any, ...]]:
-    """Equal and unequal starts, large and small, targets above, below and at zero, signs that must turn."""
+    """Equal and unequal starts, large and small; targets above, below and at zero; signs that must change."""
     v, a, b = normal(6, seed=1).abs() + 0.1, normal(6, seed=2), normal(6, seed=3)
     return [(1.0, v, 0.01, 0.01, TIMES), (normal(6), v, 0.3 * a, 0.3 * b, TIMES), (0.0, v, a, b, TIMES), (2.0, 0.5, a, a, TIMES),
             (1.5, v, a, 0.0, TIMES), (-1.5, v, a, 0.0, TIMES)]

@@ -1,9 +1,10 @@
-"""The multilinear model of scaling laws: skills of falling frequency, each learned by two weights.  [layerwise, Ch. 4]
+"""The multilinear model of scaling laws: skills of decreasing frequency, each learned by two weights.  [layerwise, Ch. 4]
 
     f(i, x) = sum_{k <= N} a_k b_k g_k(i, x),   f* = S sum_k g_k,   P(k) = A k^-(alpha + 1),   loss = E[(f - f*)^2] / 2.
-No two skill functions g_k live on the same inputs, so that every skill is learned by itself: from a_k = b_k gradient flow makes
-R_k = a_k b_k a sigmoid (Lemma 1), late for rare skills. The loss is a sum over skills, and falls like a power of whatever is
-scarce: time T, examples D, basis functions N, or compute C = T N.
+
+The skill functions g_k have disjoint supports, so every skill is learned independently. From a_k = b_k gradient flow makes
+R_k = a_k b_k a sigmoid (Lemma 1), later for rarer skills. The loss is a sum over skills. It falls like a power of the scarce
+resource: time T, examples D, basis functions N, or compute C = T N.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from richter.theory.powerlaw import PowerLaw, Values, remaining
 from richter.theory.prefactors import Prefactors, prefactors
 
 Resource = float | Sequence[float] | Array
-SMALLEST, LARGEST = 1e-150, 1e150  # of the target, and of it times lr: their squares are numbers
+SMALLEST, LARGEST = 1e-150, 1e150  # of the target, and of target times lr; their squares stay within the range of float64
 
 
 class Exponents(NamedTuple):
-    """Of the loss in what is scarce, and of the best time and size in compute.  [Table 4.1, Eq. 4.43]"""
+    """Exponents of the loss in each scarce resource, and of the optimal time and size in compute.  [Table 4.1, Eq. 4.43]"""
 
     time: float
     data: float
@@ -49,7 +50,7 @@ class Exponents(NamedTuple):
 
 
 class Frontier(NamedTuple):
-    """The smallest loss for a given compute, and how to reach it."""
+    """Smallest loss for a given compute, with the parameters and time that reach it."""
 
     loss: Array
     parameters: Array
@@ -57,7 +58,7 @@ class Frontier(NamedTuple):
 
 
 class _Model(Protocol):
-    """What the laws ask of a model: its skills, its target, and (S - R) / S of a skill by its share of the data times time."""
+    """Interface of a model for the scaling laws: its skills, its target, and (S - R) / S of a skill by data share times time."""
 
     @property
     def law(self) -> PowerLaw: ...
@@ -71,11 +72,11 @@ class _Model(Protocol):
 
 @dataclass(frozen=True)
 class Multilinear:
-    """``skills`` of frequencies A k^-(alpha + 1), target scale S = ``target``, learning rate ``lr`` and strength R_k(0) =
-    ``initial`` at the start. ``rate`` is the 2 of the sigmoid's exponent, there to be perturbed.
+    """Multilinear model of ``skills`` with frequencies A k^-(alpha + 1), target scale S = ``target``, learning rate ``lr`` and
+    initial strength R_k(0) = ``initial``. ``rate`` is the 2 of the sigmoid's exponent; tests perturb it.
 
     >>> model = Multilinear(alpha=0.6, skills=10**6, target=5.0, lr=1.0, initial=0.01)
-    >>> model.skill_strength(T=[1.0, 10.0])                      # R_k [skills, t], from endless data
+    >>> model.skill_strength(T=[1.0, 10.0])                      # R_k [skills, t], from infinite data
     >>> model.loss(T=100.0), model.loss(D=10_000), model.loss(N=500)
     >>> model.exponents.time, model.prefactors.time, model.finite_size(10**6)
     """
@@ -98,23 +99,22 @@ class Multilinear:
         return PowerLaw(self.alpha, self.skills)
 
     def left(self, y: Values) -> Values:
-        """(S - R) / S where a share d_k / D of the data was followed for a time T, y = share T.  [Eq. 4.11]"""
+        """Return (S - R) / S after training on a data share d_k / D for a time T, y = share T.  [Eq. 4.11]"""
         return torch.sigmoid(self._delay - self.rate * self.lr * self.target * y)
 
     def skill_strength(self, T: Resource, counts: ArrayLike | None = None, D: float | None = None) -> Array:
-        """R_k at times T: [skills, t], or [skills] for one time. ``counts`` = d_k of a data set of ``D`` examples (their sum, if
-        not given); without them data has no end, and shares are the frequencies.  [Eq. 4.11; Lemma 1]"""
+        """Return R_k at times T: [skills, t], or [skills] for one time. ``counts`` = d_k of a data set of ``D`` examples
+        (default: their sum). Without counts, data are infinite and shares are the frequencies.  [Eq. 4.11; Lemma 1]"""
         return _strength(self, T, counts, D)
 
     def loss(self, T: Resource = math.inf, D: Resource = math.inf, N: int | Sequence[int] | Array | None = None) -> float | Array:
-        """The expected loss after a time T, of data sets of D examples, with the N most frequent skills as basis functions.
-
-        Each is a number, or an array of one length with the others that are. A skill that was never seen, or that lies beyond N,
-        costs S^2 / 2: the limit of small initial strengths.  [Eqs. 4.17, 4.28, 4.36]"""
+        """Expected loss after a time T, over data sets of D examples, with the N most frequent skills as basis functions. Each
+        argument is a number or an array; arrays have one length. A skill without examples, or beyond N, costs S^2 / 2, which is
+        the limit of small initial strengths.  [Eqs. 4.17, 4.28, 4.36]"""
         return _loss(self, T, D, N)
 
     def loss_of(self, counts: ArrayLike, T: float = math.inf, D: float | None = None, N: int | None = None) -> float:
-        """The loss after training on one data set, with d_k = ``counts`` examples of each skill.  [Eq. 4.17]"""
+        """Loss after training on one data set, with d_k = ``counts`` examples of each skill.  [Eq. 4.17]"""
         return _loss_of(self, counts, T, D, N)
 
     @cached_property
@@ -123,34 +123,35 @@ class Multilinear:
 
     @cached_property
     def prefactors(self) -> Prefactors:
-        """c in loss = c x^exponent, after the finite-size correction; and of the best time and size in compute."""
-        half = max(self._delay, math.log(2)) / (self.rate * self.lr * self.target)  # from more than a half it has no such time
+        """Prefactors c in loss = c x^exponent, after the finite-size correction, and of the optimal time and size in compute."""
+        # a skill that starts above a half has no half time
+        half = max(self._delay, math.log(2)) / (self.rate * self.lr * self.target)
         return prefactors(self.law, self.left, self.target, half)
 
     def finite_size(self, N: int | None = None) -> float:
-        """L_C = S^2 A N^-alpha / (2 alpha), what skills beyond N would cost if there were no end of them: the loss plus L_C
-        follows the power laws where the loss of N skills does not. N is all skills, if not given.  [Eq. C.2]"""
+        """Return L_C = S^2 A N^-alpha / (2 alpha), the cost of skills beyond N if there were infinitely many. The loss of N
+        skills follows the power laws only after L_C is added. Default N: all skills.  [Eq. C.2]"""
         whole(N=self.skills if N is None else N)
         return self.target**2 * self.law.A * float(self.skills if N is None else N) ** -self.alpha / (2 * self.alpha)
 
     def frontier(self, C: Resource) -> Frontier:
-        """The smallest loss for compute C = T N, over N = 1..60 and then in steps of 2 %.  [Sec. 4.3.4]"""
+        """Smallest loss for compute C = T N, over N = 1..60 and then in steps of 2 %.  [Sec. 4.3.4]"""
         return _frontier(self, C)
 
     def emergent_time(self, eps: float = 0.5) -> Array:
-        """When R_k / S = eps [skills].  [Sec. 3.4.2]"""
+        """Time at which R_k / S = eps [skills].  [Sec. 3.4.2]"""
         _between(eps)
         y = (self._delay + math.log(eps / (1 - eps))) / (self.rate * self.lr * self.target)
         return np.maximum(0.0, y) / self.law.frequency(np.arange(1, self.skills + 1))
 
     def saturation_time(self, eps: float = 0.05) -> Array:
-        """From R_k / S = eps to 1 - eps [skills]."""
+        """Time from R_k / S = eps to 1 - eps [skills]."""
         _between(eps, below=0.5)
         y = 2 * math.log((1 - eps) / eps) / (self.rate * self.lr * self.target)
         return np.asarray(y / self.law.frequency(np.arange(1, self.skills + 1)))
 
     def simulate(self, T: Sequence[float] | Array, counts: ArrayLike | None = None, D: float | None = None) -> Array:
-        """R_k [skills, t] by integrating the gradient flow of all a_k and b_k."""
+        """Return R_k [skills, t] by integrating the gradient flow of all a_k and b_k."""
         return simulate(self.alpha, self.skills, self.target, self.lr, self.initial, T, counts, D)[0]
 
     @cached_property
@@ -160,8 +161,8 @@ class Multilinear:
 
 @dataclass(frozen=True)
 class Linear:
-    """f = sum_k w_k g_k from w = 0: the same basis and the same exponents, but skills saturate from the start on, without a time
-    at which they emerge.  [App. C.2]"""
+    """The linear model f = sum_k w_k g_k from w = 0, with the same basis and exponents. Its skills saturate from the start,
+    without an emergence time.  [App. C.2]"""
 
     alpha: float
     skills: int
@@ -180,11 +181,11 @@ class Linear:
         return torch.exp(-self.rate * self.lr * y)
 
     def skill_strength(self, T: Resource, counts: ArrayLike | None = None, D: float | None = None) -> Array:
-        """R_k = S (1 - exp(-lr d_k T / D)), as ``Multilinear.skill_strength``.  [Eq. C.4]"""
+        """Return R_k = S (1 - exp(-lr d_k T / D)); arguments as in ``Multilinear.skill_strength``.  [Eq. C.4]"""
         return _strength(self, T, counts, D)
 
     def loss(self, T: Resource = math.inf, D: Resource = math.inf, N: int | Sequence[int] | Array | None = None) -> float | Array:
-        """As ``Multilinear.loss``."""
+        """Expected loss; arguments as in ``Multilinear.loss``."""
         return _loss(self, T, D, N)
 
     @cached_property
@@ -196,7 +197,7 @@ class Linear:
         return prefactors(self.law, self.left, self.target, math.log(2) / (self.rate * self.lr))
 
     def simulate(self, T: Sequence[float] | Array, counts: ArrayLike | None = None, D: float | None = None) -> Array:
-        """R_k [skills, t] by integrating the gradient flow."""
+        """Return R_k [skills, t] by integrating the gradient flow."""
         return simulate_linear(self.alpha, self.skills, self.target, self.lr, T, counts, D)[0]
 
 
@@ -218,7 +219,7 @@ def _between(eps: float, below: float = 1.0) -> None:
 
 
 def _amounts(name: str, value: Any) -> Float[Tensor, " n"]:
-    """One number or a list of them, from 0 on; without end is allowed."""
+    """Read one number or a list of numbers from 0 on; infinity is allowed."""
     t = value.detach().double() if isinstance(value, Tensor) else torch.as_tensor(np.array(value, dtype=np.float64))
     if t.dim() > 1 or not t.numel() or bool((t < 0).any()) or bool(t.isnan().any()):
         raise SelectionError(f"{name} = {value!r}: a number from 0 on, or a list of them, is needed (inf: without end).")
@@ -233,7 +234,7 @@ def _strength(model: _Model, T: Resource, counts: ArrayLike | None, D: float | N
 
 
 def _shares(law: PowerLaw, counts: ArrayLike | None, D: float | None) -> np.ndarray:
-    """d_k / D of each skill."""
+    """Return d_k / D of each skill."""
     if counts is None:
         if D is not None and math.isfinite(D):
             raise SelectionError(f"D={D!r} examples: which skills they are of decides; give counts, or use loss(D=...), the mean "
@@ -298,14 +299,14 @@ def _frontier(model: _Model, C: Resource) -> Frontier:
 
 def predict(alpha: float, skills: int, target: float, lr: float, initial: float, T: Resource, counts: ArrayLike | None = None,
             D: float | None = None, *, rate: float = 2.0) -> tuple[Array, Array]:
-    """(R [skills, t], loss [t]) of ``Multilinear``, from endless data or from one data set."""
+    """Return (R [skills, t], loss [t]) of ``Multilinear``, for infinite data or for one data set."""
     model = Multilinear(alpha, skills, target, lr, initial, rate=rate)
     return _predict(model, T, counts, D)
 
 
 def predict_linear(alpha: float, skills: int, target: float, lr: float, T: Resource, counts: ArrayLike | None = None,
                    D: float | None = None, *, rate: float = 1.0) -> tuple[Array, Array]:
-    """(R [skills, t], loss [t]) of ``Linear``."""
+    """Return (R [skills, t], loss [t]) of ``Linear``."""
     return _predict(Linear(alpha, skills, target, lr, rate=rate), T, counts, D)
 
 
@@ -316,14 +317,14 @@ def _predict(model: Multilinear | Linear, T: Any, counts: ArrayLike | None, D: f
 
 def predict_loss(alpha: float, skills: int, target: float, lr: float, initial: float, T: Resource, D: int, N: int, *,
                  rate: float = 2.0) -> Array:
-    """Losses [t] of ``Multilinear`` at times T, the mean over data sets of D examples, with N basis functions."""
+    """Losses [t] of ``Multilinear`` at times T, averaged over data sets of D examples, with N basis functions."""
     return np.asarray(Multilinear(alpha, skills, target, lr, initial, rate=rate).loss(T, D, N))
 
 
 def simulate(alpha: float, skills: int, target: float, lr: float, initial: float, T: Sequence[float] | Array,
              counts: ArrayLike | None = None, D: float | None = None) -> tuple[Array, Array]:
-    """(R [skills, t], loss [t]) by integrating a' = -lr dL/da and b' = -lr dL/db of the loss on the data; a skill that was never
-    seen is counted with S^2 / 2."""
+    """Return (R [skills, t], loss [t]) by integrating a' = -lr dL/da and b' = -lr dL/db of the loss on the data. A skill without
+    examples costs S^2 / 2."""
     P, share = _drawn(alpha, skills, counts, D)
 
     def velocity(state: np.ndarray) -> np.ndarray:
@@ -337,7 +338,7 @@ def simulate(alpha: float, skills: int, target: float, lr: float, initial: float
 
 def simulate_linear(alpha: float, skills: int, target: float, lr: float, T: Sequence[float] | Array,
                     counts: ArrayLike | None = None, D: float | None = None) -> tuple[Array, Array]:
-    """(R [skills, t], loss [t]) by integrating w' = -lr dL/dw."""
+    """Return (R [skills, t], loss [t]) by integrating w' = -lr dL/dw."""
     P, share = _drawn(alpha, skills, counts, D)
     states = flow(lambda w: lr * share * (target - w), np.zeros(skills), list(T), rtol=1e-12, atol=1e-14)
     return _read_off(np.stack(states, 1), P, share, target)
@@ -345,7 +346,7 @@ def simulate_linear(alpha: float, skills: int, target: float, lr: float, T: Sequ
 
 def simulate_loss(alpha: float, skills: int, target: float, lr: float, initial: float, T: Sequence[float] | Array, D: int,
                   N: int) -> Array:
-    """Losses [t] of every data set of D examples, each trained by integrating its flow, averaged by their probability."""
+    """Losses [t] of every data set of D examples, each trained by integrating its flow, averaged with their probabilities."""
     P, _ = _drawn(alpha, skills, None, None)
     out = np.zeros(len(T))
     for counts in itertools.product(range(D + 1), repeat=skills):
@@ -359,7 +360,7 @@ def simulate_loss(alpha: float, skills: int, target: float, lr: float, initial: 
 
 
 def _drawn(alpha: float, skills: int, counts: ArrayLike | None, D: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """Frequencies, and the shares of a data set."""
+    """Return frequencies, and the shares of a data set."""
     powers = np.arange(1, skills + 1) ** -(1.0 + alpha)
     P = powers / powers.sum()
     d = P if counts is None else np.asarray(counts, dtype=np.float64)

@@ -1,9 +1,9 @@
-"""Skills whose frequencies fall like a power, P(k) = A k^-(alpha + 1) for k = 1..n_s, and sums over very many of them.
+"""Skills with power-law frequencies, P(k) = A k^-(alpha + 1) for k = 1..n_s, and sums over millions of them.
 
-A sum over skills of a smooth function of k is taken at few points: one for each of the first thousand skills, then fourteen for
-each block of skills whose ends differ by 3 %, with weights that sum a polynomial of degree thirteen exactly over the whole
-numbers of the block. A million skills are 4,300 points, 10^8 are 6,500, and a block costs the same however long it is. A loss is
-right to 1e-12 of itself until it is 1e-20 of what it was at the start (a test compares with the plain sum).
+A sum over skills of a smooth function of k is evaluated at few points: each of the first thousand skills, then fourteen points
+for each block of skills whose ends differ by 3 %. The weights sum a polynomial of degree thirteen exactly over the integers of
+the block. A million skills need 4,300 points and 10^8 need 6,500; the cost of a block does not depend on its length. A loss has a
+relative error of 1e-12 until it is 1e-20 of its initial value (a test compares it with the plain sum).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from richter.core import SelectionError
 from richter.theory.arrays import whole
 
 Vector = NDArray[np.float64]
-NODES = 14  # points of a block
-WIDTH = 0.03  # of a block, relative to where it begins
-FIRST = 1000  # skills that are taken one by one; then blocks are longer than twice their points
-CHUNK = 2**21  # numbers that are held at a time
-TAIL = 12  # standard deviations of a count that are summed, at either side
+NODES = 14  # points per block
+WIDTH = 0.03  # width of a block, relative to its start
+FIRST = 1000  # skills that are summed one by one; later blocks are longer than twice their points
+CHUNK = 2**21  # numbers held in memory at a time
+TAIL = 12  # standard deviations of a count that are summed, on either side
 
 Values = Float[Tensor, "..."]
-Fraction = Callable[[Values], Values]  # what is not yet learned, (S - R) / S, by share times time
+Fraction = Callable[[Values], Values]  # (S - R) / S, the share not yet learned, as a function of share times time
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,21 @@ class PowerLaw:
 
     @cached_property
     def A(self) -> float:
-        """The constant of P(k) = A k^-(alpha + 1), so that they sum to 1."""
+        """Constant of P(k) = A k^-(alpha + 1), so that the frequencies sum to 1."""
         k, weight = grouped(self.skills)
         return 1 / float(weight @ k ** -(1 + self.alpha))
 
     def frequency(self, k: ArrayLike) -> Vector:
-        return np.minimum(1.0, self.A * np.asarray(k, dtype=np.float64) ** -(1 + self.alpha))  # a single skill may round above 1
+        # rounding may give a single skill more than 1
+        return np.minimum(1.0, self.A * np.asarray(k, dtype=np.float64) ** -(1 + self.alpha))
 
     def beyond(self, N: int) -> float:
-        """The sum of P(k) over k > N."""
+        """Sum of P(k) over k > N."""
         k, weight = grouped(self.skills, N + 1)
         return self.A * float(weight @ k ** -(1 + self.alpha))
 
     def points(self, N: int) -> tuple[Vector, Vector]:
-        """(P, P times weight) at the points that stand for skills 1..N."""
+        """Return (P, P times weight) at the points that represent skills 1..N."""
         k, weight = grouped(min(N, self.skills))
         P = self.frequency(k)
         return P, P * weight
@@ -85,8 +86,8 @@ def grouped(N: int, first: int = 1) -> tuple[Vector, Vector]:
 
 @lru_cache(maxsize=4096)
 def _block(first: int, last: int) -> tuple[Vector, Vector]:
-    """Chebyshev's points of the block, and the sums over its whole numbers of the polynomials that are 1 at one and 0 at the
-    others; a block of few numbers is those."""
+    """Chebyshev points of the block, and as weights the sums over its integers of the Lagrange polynomials of these points. A
+    block with few integers consists of these."""
     count = last - first + 1
     if count <= NODES:
         return np.arange(first, last + 1, dtype=np.float64), np.ones(count)
@@ -97,10 +98,10 @@ def _block(first: int, last: int) -> tuple[Vector, Vector]:
 
 @cache
 def _chebyshev() -> tuple[Vector, NDArray[np.float64], NDArray[np.float64]]:
-    """Chebyshev's points of [-1, 1]; the polynomials T_m in the ones that are 1 at one point and 0 at the others; and the
-    coefficients of h^-1, h, h^3, ... of sum_k T_m(x_k) over the points x_k = -1 + h (k + 1/2), k = 0, 1, ..., 2/h - 1.
+    """Chebyshev points of [-1, 1]; the coefficients of the Lagrange polynomials in T_m; and the coefficients of h^-1, h, h^3, ...
+    of sum_k T_m(x_k) over the points x_k = -1 + h (k + 1/2), k = 0, 1, ..., 2/h - 1.
 
-    These sums are integrals over [-1, 1] with the corrections of Euler and Maclaurin, which come to an end for a polynomial:
+    These sums are integrals over [-1, 1] with Euler-Maclaurin corrections, which are finitely many for a polynomial:
     sum_k T(x_k) h = int T + sum_{r >= 1} B_2r(1/2) h^2r / (2r)! [T^(2r-1)(1) - T^(2r-1)(-1)],
     T_m^(r)(1) = prod_{j < r} (m^2 - j^2) / (2j + 1),  B_2r(1/2) = -(1 - 2^(1 - 2r)) B_2r.
     """
@@ -121,8 +122,8 @@ def _chebyshev() -> tuple[Vector, NDArray[np.float64], NDArray[np.float64]]:
 
 
 def remaining(law: PowerLaw, left: Fraction, T: Float[Tensor, " t"], D: float, N: int) -> Float[Tensor, " t"]:
-    """sum_k P(k) E[(S - R_k)^2] / S^2 at times T: of skills 1..N, over data sets of D examples; 1 for each skill that was never
-    seen, and for those beyond N."""
+    """Return sum_k P(k) E[(S - R_k)^2] / S^2 at times T over skills 1..N and over data sets of D examples. Skills without
+    examples, and those beyond N, count as 1."""
     P, weighted = law.points(N)
     if math.isinf(D):
         total = _at_times(left, torch.from_numpy(P), torch.from_numpy(weighted), T)
@@ -135,14 +136,14 @@ def remaining(law: PowerLaw, left: Fraction, T: Float[Tensor, " t"], D: float, N
 
 
 def _at_times(left: Fraction, share: Tensor, weight: Tensor, T: Float[Tensor, " t"]) -> Float[Tensor, " t"]:
-    """sum_i weight_i left(share_i T)^2, a bounded number of them at a time."""
+    """Return sum_i weight_i left(share_i T)^2, with a bounded number of terms in memory."""
     share, weight = share.to(T.device), weight.to(T.device)
     parts = [weight @ left(_product(share[:, None], t)).square() for t in T.split(max(1, CHUNK // max(1, len(share))))]
     return torch.cat(parts)
 
 
 def _over_counts(left: Fraction, P: Vector, weighted: Vector, T: Float[Tensor, " t"], D: float) -> Float[Tensor, " t"]:
-    """The same over counts d of a skill, binomial in D and P: those within twelve deviations of the mean."""
+    """Sum over the counts d of a skill, which are binomial in D and P, within twelve standard deviations of the mean."""
     from scipy.stats import binom
     if int(D) != D:
         raise SelectionError(f"D={D!r}: at a finite time a set of D examples is averaged over, and D is a whole number.")
@@ -165,5 +166,5 @@ def _over_counts(left: Fraction, P: Vector, weighted: Vector, T: Float[Tensor, "
 
 
 def _product(share: Tensor, T: Tensor) -> Tensor:
-    """share T, 0 where the share is 0, also at the end of time."""
+    """Return share T; 0 where the share is 0, also for infinite T."""
     return torch.where(share == 0, 0.0, share * T)

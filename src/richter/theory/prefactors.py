@@ -1,6 +1,6 @@
-"""Constants of the scaling laws of models whose skills are learned by themselves: loss = c x^exponent, with c from an integral.
+"""Constants of the scaling laws of models with independent skills: loss = c x^exponent, with c from an integral.
 
-Where skills have no end, the sum over them becomes an integral over k from 0 on, which scales: with y = P(k) T,
+For infinitely many skills, the sum over them becomes an integral over k from 0 on, which scales. With y = P(k) T,
     sum_k P(k) left(P(k) T)^2  ->  (A / alpha) (A T)^(-alpha / (alpha + 1))  int_0^inf left(v^((alpha + 1) / alpha))^2 dv.
 """
 
@@ -16,7 +16,8 @@ from richter.theory.powerlaw import Fraction, PowerLaw
 
 
 class Prefactors(NamedTuple):
-    """Of the loss in what is scarce, and of the best time and size in compute, in the order of ``Exponents``."""
+    """Prefactors of the loss in each scarce resource, and of the optimal time and size in compute, in the order of
+    ``Exponents``."""
 
     time: float
     data: float
@@ -27,7 +28,7 @@ class Prefactors(NamedTuple):
 
 
 def prefactors(law: PowerLaw, left: Fraction, target: float, scale: float) -> Prefactors:
-    """``scale``: the share times time at which a skill is about half learned."""
+    """Compute the prefactors. ``scale``: the share times time at which a skill is about half learned."""
     from scipy.optimize import minimize_scalar
     from scipy.special import gamma
     A, alpha, S2 = law.A, law.alpha, target**2 / 2
@@ -38,7 +39,7 @@ def prefactors(law: PowerLaw, left: Fraction, target: float, scale: float) -> Pr
         return _integral(left, alpha, scale, v0)
 
     def lost(log_y: float) -> float:
-        """tau^(alpha / (alpha + 2)) times the loss of N skills at the time tau N^(alpha + 1), over N^-alpha; y = A tau."""
+        """Return tau^(alpha / (alpha + 2)) times the loss of N skills at the time tau N^(alpha + 1), over N^-alpha; y = A tau."""
         tau = math.exp(log_y) / A
         loss = inside * tau**-power * over(math.exp(log_y) ** power) + A / alpha
         return tau ** (alpha / (alpha + 2)) * loss
@@ -50,12 +51,12 @@ def prefactors(law: PowerLaw, left: Fraction, target: float, scale: float) -> Pr
 
 
 def _integral(left: Fraction, alpha: float, scale: float, v0: float, pieces: int = 64, nodes: int = 20) -> float:
-    """int_v0^inf left(v^((alpha + 1) / alpha))^2 dv, by Gauss's points in pieces up to where nothing is left."""
+    """Return int_v0^inf left(v^((alpha + 1) / alpha))^2 dv, by Gauss quadrature in pieces up to where the integrand vanishes."""
     power = alpha / (alpha + 1)
     end = scale
     while float(left(torch.tensor(end, dtype=torch.float64))) > 1e-12:
         end *= 1.5
-    cuts = np.linspace(0.0, end, pieces + 1) ** power  # even in share times time, where the curve bends
+    cuts = np.linspace(0.0, end, pieces + 1) ** power  # evenly spaced in share times time, where the curve bends
     cuts = np.concatenate([[v0], cuts[cuts > v0]])
     s, w = np.polynomial.legendre.leggauss(nodes)
     half, middle = np.diff(cuts)[:, None] / 2, (cuts[1:] + cuts[:-1])[:, None] / 2

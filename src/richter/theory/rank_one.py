@@ -1,8 +1,8 @@
-"""Eigenvalues and eigenvectors of diag(p) + g z z^T, each to full relative precision, however far apart p and g z z^T are.
+"""Eigenvalues and eigenvectors of diag(p) + g z z^T with full relative precision, for any sizes of p and g z z^T.
 
-Eigenvalues c_k solve 1 + g sum_i z_i^2 / (p_i - c) = 0, one between neighbouring p_i and one above the last. Each is a distance
-from the nearest p_i, so that c_k - p_i never cancels. A dense solver has errors of about eps g |z|^2 instead, which is more than
-the small p_i where g z z^T is far larger.
+Eigenvalues c_k solve 1 + g sum_i z_i^2 / (p_i - c) = 0, one between neighbouring p_i and one above the last. Each is stored as a
+distance from the nearest p_i, so that c_k - p_i never cancels. A dense solver has errors of about eps g |z|^2 instead. If
+g z z^T is much larger, these exceed the small p_i.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BITS = 63  # steps of a bisection over the bit patterns of positive float64 numb
 
 def eigensystem(p: Float[Tensor, " n"], z: Float[Tensor, " n"], g: float
                 ) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"], Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """(c, v, d, share) for ascending p: eigenvalues, eigenvectors as columns, d = v^T z, and share_k = g d_k^2 / c_k."""
+    """Return (c, v, d, share) for ascending p: eigenvalues, eigenvectors as columns, d = v^T z, and share_k = g d_k^2 / c_k."""
     rotation, z = _one_entry_for_each_value(p, z)
     live = g * z.square() > 0
     c, v, d, share = p.clone(), torch.eye(len(p), dtype=p.dtype, device=p.device), z.clone(), torch.zeros_like(p)
@@ -28,7 +28,7 @@ def eigensystem(p: Float[Tensor, " n"], z: Float[Tensor, " n"], g: float
 
 
 def _one_entry_for_each_value(p: Float[Tensor, " n"], z: Float[Tensor, " n"]) -> tuple[Float[Tensor, "n n"], Float[Tensor, " n"]]:
-    """A rotation Q among equal entries of p, and Q^T z, which has one entry that is not 0 for each value of p."""
+    """Return a rotation Q among equal entries of p, and Q^T z, which has one non-zero entry for each value of p."""
     Q, z, start = torch.eye(len(p), dtype=p.dtype, device=p.device), z.clone(), 0
     for count in torch.unique_consecutive(p, return_counts=True)[1].tolist():
         equal = slice(start, start + count)
@@ -43,7 +43,7 @@ def _one_entry_for_each_value(p: Float[Tensor, " n"], z: Float[Tensor, " n"]) ->
 
 def _separate(p: Float[Tensor, " n"], z: Float[Tensor, " n"], g: float
               ) -> tuple[Float[Tensor, " n"], Float[Tensor, "n n"], Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """The same of p without equal entries and z without zeros."""
+    """Solve the case of distinct p and non-zero z."""
     weight = g * z.square()
     gap = torch.cat([p.diff(), 2 * weight.sum()[None]])  # the last eigenvalue is at most sum(weight) above p
     middle = 1 + (weight / (p - p[:, None] - gap[:, None] / 2)).sum(1)
@@ -61,7 +61,7 @@ def _separate(p: Float[Tensor, " n"], z: Float[Tensor, " n"], g: float
         low, high = torch.where(below, x, low), torch.where(below, high, x)
     offset = side * high.view(p.dtype)
     distance = offset[:, None] - from_origin  # c_k - p_i
-    # weights for which these eigenvalues are exact: with them eigenvectors are orthogonal, also of close eigenvalues
+    # These weights make the eigenvalues exact, and with them eigenvectors are orthogonal even for close eigenvalues.
     others = p[:, None] - p
     ratio = torch.where(others == 0, distance, distance / others)
     root = ratio.prod(0).sqrt()

@@ -1,5 +1,5 @@
-"""Training from small weights in steps of one relative length: from saddle to saddle, where a plateau costs a hundred steps and
-not |theta|^(2-L). The networks are those of `richter.theory.escape`.  [escape]"""
+"""Training from small weights in steps of one relative length, from saddle to saddle. A plateau then costs a hundred steps
+instead of |theta|^(2-L). The networks are those of `richter.theory.escape`.  [escape]"""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from richter.core.arrays import Array, ArrayLike
 from richter.core.values import progress
 from richter.theory.arrays import joint_norm, like, relu_network, whole
 
-GROWS = 1.1  # a step that was halved, from one to the next
-SHORTEST = 1e-10  # of |theta|: where a step as short as this still raises the loss, the descent has come to its end
-FAINTEST = 1e-290  # of gradients: smaller numbers have fewer digits, and soon none
+GROWS = 1.1  # growth of a halved step, per step
+SHORTEST = 1e-10  # relative to |theta|: the descent ends if even such a short step raises the loss
+FAINTEST = 1e-290  # smallest gradient; smaller numbers lose digits
 
 
 class Path(NamedTuple):
-    """A training from small weights, in steps of one relative length: the loss, |theta| and singular values after each."""
+    """Training from small weights in steps of one relative length: the loss, |theta| and singular values after each step."""
 
     loss: Array  # [steps + 1]
-    time: Array  # of the gradient flow that is followed
+    time: Array  # time of the gradient flow
     norm: Array
-    values: list[Array]  # of each layer: [steps + 1, the largest few]
-    weights: list[Array]  # at the end
+    values: list[Array]  # for each layer [steps + 1, the largest few]
+    weights: list[Array]  # final weights
 
 
 def follow(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, steps: int, *, relative: float = 0.02, values: int = 4
            ) -> Path:
-    """Gradient descent of sum |f - y|^2 / (2n) from these weights, each step ``relative`` |theta| long: gradient flow at another
-    speed, so that a plateau at the origin costs a hundred steps and not |theta|^(2-L). A step that would raise the loss, which
-    no flow does, is halved until it does not, and later ones grow again; the path ends where none lowers it."""
+    """Run gradient descent on sum |f - y|^2 / (2n) from these weights, with steps of length ``relative`` |theta|. This is
+    gradient flow at another speed: a plateau at the origin costs a hundred steps instead of |theta|^(2-L). A flow never raises
+    the loss, so a step that would is halved; later steps grow again. The path ends when no step lowers the loss."""
     whole(steps=steps, values=values)
     if not (isinstance(relative, Real) and 0 < relative < 1):
         raise SelectionError(f"relative={relative!r}: the length of a step as a share of |theta|, between 0 and 1, is needed.")
@@ -65,7 +65,7 @@ def follow(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, steps: int,
 
 
 def _started(W: list[Tensor], X: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The loss and its gradient at the start, which float64 must hold."""
+    """Return the initial loss and its gradient; raise an error if float64 cannot hold them."""
     loss, gradient = _trained(W, X, y)
     if not torch.isfinite(loss):
         raise SelectionError(f"the loss at these weights is {loss.item()}: outputs or labels are too large for float64 to hold "
@@ -78,7 +78,7 @@ def _started(W: list[Tensor], X: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor
 
 
 def _trained(W: list[Tensor], X: Tensor, y: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """sum |f - y|^2 / (2n), and its gradient."""
+    """Return sum |f - y|^2 / (2n), and its gradient."""
     with torch.enable_grad():
         own = [w.detach().requires_grad_() for w in W]
         h = X

@@ -1,13 +1,15 @@
-"""A linear network of one input, one output and p hidden units: the smallest that can be lazy or rich.  [layerwise, Ch. 6]
+"""A linear network with one input, one output and p hidden units: the smallest that can be lazy or rich.  [layerwise, Ch. 6]
 
     f(x) = (x / Z) sum_i a_i b_i,   f*(x) = S x,   loss = E[(f - f*)^2] / 2,   v = E[x^2].
-Gradient flow multiplies every a_i + b_i by one number and divides every a_i - b_i by it (Theorem 1):
-    a_i = (a_i(0) + b_i(0)) gamma^(1/2) / 2 + (a_i(0) - b_i(0)) gamma^(-1/2) / 2,     b_i with a minus,
-where gamma goes from 1 to gamma_plus at the rate 2 R v / Z, R^2 = Sigma_0^2 - S_0^2 + S^2. Units whose a_i b_i have the sign of S
-are aligned, and grow; the others shrink. gamma_plus near 1: nothing but the function moves, and the network is lazy. Inside,
-gamma is a logarithm and Sigma_0 +- S_0 are a mantissa and an exponent, so that weights may have any size of float64.
 
-Eq. 6.12 is printed with the rate 4 R / Z, which belongs to a loss without its 1/2 and to v = 1.
+Gradient flow multiplies every a_i + b_i by one number and divides every a_i - b_i by it (Theorem 1):
+
+    a_i = (a_i(0) + b_i(0)) gamma^(1/2) / 2 + (a_i(0) - b_i(0)) gamma^(-1/2) / 2,     b_i with a minus,
+
+where gamma goes from 1 to gamma_plus at the rate 2 R v / Z, R^2 = Sigma_0^2 - S_0^2 + S^2. Units whose a_i b_i have the sign of S
+are aligned, and grow; the others shrink. If gamma_plus is near 1, the function changes but the weights hardly do: the network is
+lazy. Internally, gamma is a logarithm and Sigma_0 +- S_0 are a mantissa and an exponent, so weights may have any size of float64.
+Eq. 6.12 is printed with the rate 4 R / Z, which belongs to a loss without the factor 1/2 and to v = 1.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ from richter.theory.flows import flow
 from richter.theory.frame import Theory
 
 Regime = Literal["lazy", "between", "rich"]
-LAZY, RICH = 1.1, 10.0  # a convention: aligned units' part of the function changes by a tenth at most, or tenfold at least
+LAZY, RICH = 1.1, 10.0  # a convention: the aligned units' part of the function changes by at most a tenth, or at least tenfold
 
 # ------------------------------------------------------------------------------------------------ predict
 
 
-class Modes(NamedTuple):
-    """What aligned and anti-aligned units contribute to the slope of f [t]: their sum is the slope, theta."""
+class SlopeParts(NamedTuple):
+    """Contributions of aligned and anti-aligned units to the slope theta of f [t]; their sum is theta."""
 
     aligned: Array
     anti_aligned: Array
@@ -43,8 +45,8 @@ class Modes(NamedTuple):
 
 @dataclass(frozen=True)
 class ScalarNetwork:
-    """The flow from weights ``a0`` and ``b0`` [p] toward the slope ``target`` = S; ``scale`` = Z divides the output, ``variance``
-    is E[x^2]. ``rate`` is the 2 of the time constant, there to be perturbed.
+    """Gradient flow from weights ``a0`` and ``b0`` [p] to the slope ``target`` = S; ``scale`` = Z divides the output,
+    ``variance`` is E[x^2]. ``rate`` is the 2 of the time constant; tests perturb it.
 
     >>> network = ScalarNetwork(a0, b0, target=1.0, scale=1.0)
     >>> a, b, gamma = network.predict([0.0, 1.0, 10.0])
@@ -59,11 +61,11 @@ class ScalarNetwork:
     rate: float = field(default=2.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._start  # noqa: B018  what is no network is refused here
+        self._start  # noqa: B018  raises an error if the numbers are invalid
 
     @classmethod
     def drawn(cls, width: int, target: float = 1.0, scale: float = 1.0, weights: float = 1.0, seed: int = 0) -> ScalarNetwork:
-        """Weights N(0, ``weights``^2), one set for each seed and width.
+        """Draw weights from N(0, ``weights``^2), determined by the seed and the width.
 
         >>> ScalarNetwork.drawn(100, weights=0.01)                      # small weights: rich
         >>> ScalarNetwork.drawn(100, target=1e-3).balanced()            # a small target from a zero function: lazy
@@ -75,26 +77,26 @@ class ScalarNetwork:
         return cls(a0, b0, target, scale)
 
     def balanced(self) -> ScalarNetwork:
-        """The network with every unit a second time, b_i negated: the same weights, and a zero function at the start."""
+        """Duplicate every unit with b_i negated, so that the initial function is zero."""
         a, b = self._start.a, self._start.b
         return ScalarNetwork(like(torch.cat([a, a]), self.a0), like(torch.cat([b, -b]), self.a0), self.target, self.scale,
                              self.variance, rate=self.rate)
 
     def predict(self, t: Times) -> tuple[Array, Array, Array]:
-        """(a [p, t], b [p, t], gamma [t]) at these times.  [Eqs. 6.10-6.12, corrected]"""
+        """Return (a [p, t], b [p, t], gamma [t]) at these times.  [Eqs. 6.10-6.12, corrected]"""
         return *self.weights(t), self._growth(self._log_gamma(t), "weights(t), slope(t), loss(t) and log_gamma(t) do not need it")
 
     def weights(self, t: Times) -> tuple[Array, Array]:
-        """(a [p, t], b [p, t]) at these times."""
+        """Return (a [p, t], b [p, t]) at these times."""
         a, b = self._start.at(self._log_gamma(t))
         return like(a, self.a0), like(b, self.a0)
 
     def log_gamma(self, t: Times) -> Array:
-        """log gamma [t], also where gamma itself leaves the range of float64."""
+        """Return log gamma [t], also where gamma itself leaves the range of float64."""
         return like(self._log_gamma(t), self.a0)
 
     def slope(self, t: Times) -> Array:
-        """theta [t] = ((Sigma_0 + S_0) gamma - (Sigma_0 - S_0) / gamma) / 2, so that f(x) = theta x."""
+        """Return theta [t] = ((Sigma_0 + S_0) gamma - (Sigma_0 - S_0) / gamma) / 2, so that f(x) = theta x."""
         log_gamma = self._log_gamma(t)
         return self._checked("the slope", (self._start.plus.times(log_gamma) - self._start.minus.times(-log_gamma)) / 2)
 
@@ -102,42 +104,43 @@ class ScalarNetwork:
         """v (theta - S)^2 / 2 [t]."""
         return self._checked("the loss", self.variance * (to_tensor(self.slope(t)) - self.target).square() / 2)
 
-    def modes(self, t: Times) -> Modes:
-        """The parts of the slope that come from units aligned at the start (a_i b_i S > 0), and from the others."""
+    def modes(self, t: Times) -> SlopeParts:
+        """Split the slope into the contributions of units aligned at the start (a_i b_i S > 0) and of the others."""
         a, b = (z / math.sqrt(self.scale) for z in self._start.at(self._log_gamma(t)))
         chosen = to_tensor(self.aligned).bool().to(a.device)
-        return Modes(*(self._checked("the slope", (a * b)[kind].sum(0)) for kind in (chosen, ~chosen)))
+        return SlopeParts(*(self._checked("the slope", (a * b)[kind].sum(0)) for kind in (chosen, ~chosen)))
 
     @cached_property
     def aligned(self) -> Array:
-        """Which units have a_i b_i S > 0 at the start [p]."""
+        """Whether each unit has a_i b_i S > 0 at the start [p]."""
         return like(self._start.a.sign() * self._start.b.sign() * np.sign(self.target) > 0, self.a0)
 
     @cached_property
     def gamma_plus(self) -> float:
-        """gamma at the end of time: (S + R) / (Sigma_0 + S_0). Infinite where every a_i = -b_i and S >= 0, which no growth of
-        a_i + b_i = 0 can reach.  [Eq. 6.14]"""
+        """Limit of gamma: (S + R) / (Sigma_0 + S_0). It is infinite if all a_i = -b_i and S >= 0, because a_i + b_i = 0 cannot
+        grow.
+        [Eq. 6.14]"""
         end = torch.tensor(self._log_gamma_plus, dtype=torch.float64)
         return float(self._growth(end, "regime and log_gamma(t) do not need it"))
 
     @cached_property
     def bound(self) -> float:
-        """S / Sigma_0, the target over the weights: gamma_plus is as large at least, for S > 0.  [Sec. 6.3.1]"""
+        """Return S / Sigma_0, the target over the weights, a lower bound of gamma_plus for S > 0.  [Sec. 6.3.1]"""
         unit = max(self._start.plus.exponent, self._start.minus.exponent)
         size = (self._start.plus.over(unit) + self._start.minus.over(unit)) / 2
         try:
-            return math.ldexp(self.target / size, -unit)  # the size is never 0: not all weights are
+            return math.ldexp(self.target / size, -unit)  # never 0, because not all weights are 0
         except OverflowError:
             raise SelectionError(_beyond("S / Sigma_0", "give weights or the target in other units")) from None
 
     @cached_property
     def regime(self) -> Regime:
-        """"lazy" where gamma_plus or its inverse is below ``LAZY``, "rich" where it is above ``RICH``."""
+        """"lazy" if gamma_plus or its inverse is below ``LAZY``, "rich" if it is above ``RICH``, otherwise "between"."""
         change = abs(self._log_gamma_plus)
         return "lazy" if change <= math.log(LAZY) else "rich" if change >= math.log(RICH) else "between"
 
     def simulate(self, t: Times) -> tuple[Array, Array, Array]:
-        """(a [p, t], b [p, t], gamma [t]) by integrating the gradient flow of all weights."""
+        """Return (a [p, t], b [p, t], gamma [t]) by integrating the gradient flow of all weights."""
         return simulate(self.a0, self.b0, self.target, self.scale, t, self.variance)
 
     # -------------------------------------------------------------------------------------------- inside
@@ -149,7 +152,7 @@ class ScalarNetwork:
 
     @cached_property
     def _unit(self) -> int:
-        """The exponent of the unit in which slopes are computed: the largest of Sigma_0 +- S_0 and S."""
+        """Exponent of the unit of slopes: the largest of Sigma_0 +- S_0 and S."""
         return max(self._start.plus.exponent, self._start.minus.exponent, *([math.frexp(self.target)[1]] if self.target else []))
 
     @cached_property
@@ -164,8 +167,8 @@ class ScalarNetwork:
 
     @cached_property
     def _sums(self) -> tuple[_Scaled, _Scaled]:
-        """The sums of squares that grow and that shrink. The flow toward a target below zero is that toward -S with b -> -b,
-        which exchanges them and inverts gamma."""
+        """Sums of squares that grow and that shrink. For a target below zero, the flow is that for -S with b -> -b, which
+        exchanges the two and inverts gamma."""
         pair = self._start.plus, self._start.minus
         return pair if self.target >= 0 else pair[::-1]
 
@@ -179,7 +182,7 @@ class ScalarNetwork:
         return end if self.target >= 0 else -end
 
     def _log_gamma(self, t: Times) -> Float[Tensor, " t"]:
-        """The logarithm of Eq. 6.12, corrected; in sums of positive terms, so that it keeps its digits where S is far above the
+        """Return the logarithm of Eq. 6.12, corrected, in sums of positive terms, so that it stays precise if S is far above the
         weights."""
         R, S, (grows, shrinks) = self._R, self._S, self._sums
         times = self._scaled(times_from_zero(t).to(self._start.a.device))
@@ -192,14 +195,14 @@ class ScalarNetwork:
         return above - below if self.target >= 0 else below - above
 
     def _scaled(self, times: Tensor) -> Tensor:
-        """rate v t / Z, in the unit of time that goes with the unit of slopes."""
+        """Return rate v t / Z, in the unit of time that corresponds to the unit of slopes."""
         (over, up), (under, down) = math.frexp(self.rate * self.variance), math.frexp(self.scale)
         shift = up - down + self._unit
-        half = 2.0 ** max(-1000, min(1000, shift // 2))  # in two factors, each of which is a number
+        half = 2.0 ** max(-1000, min(1000, shift // 2))  # two factors, each within the range of float64
         return (times * (over / under) * half * 2.0 ** max(-1000, min(1000, shift - shift // 2))).clamp(max=1e300)
 
     def _growth(self, log_gamma: Tensor, instead: str) -> Array:
-        """gamma. Only where no growth can reach the target is it without bound."""
+        """Return gamma. It is unbounded only where no growth can reach the target."""
         gamma = log_gamma.exp()
         if math.isfinite(self._log_gamma_plus) and bool(((gamma == 0) | torch.isinf(gamma)).any()):
             raise SelectionError(_beyond(f"gamma, of which the logarithm comes to {log_gamma.abs().max().item():.4g},", instead))
@@ -212,7 +215,7 @@ class ScalarNetwork:
 
 
 class _Scaled(NamedTuple):
-    """A sum of squares, mantissa 2^exponent, that may be no number of float64."""
+    """A sum of squares as mantissa 2^exponent, which may exceed the range of float64."""
 
     mantissa: float
     exponent: int
@@ -222,22 +225,22 @@ class _Scaled(NamedTuple):
         """sum_i z_i^2 / (2 scale)."""
         z, unit = in_units(z)
         (over, up), (under, down) = math.frexp(z.square().sum().item() / 2), math.frexp(scale)
-        return cls(over / under, up - down + 2 * (math.frexp(unit)[1] - 1)) if over else cls(0.0, -5000)  # below any other
+        return cls(over / under, up - down + 2 * (math.frexp(unit)[1] - 1)) if over else cls(0.0, -5000)  # smaller than any other
 
     def over(self, unit: int) -> float:
-        """As a number in the unit 2^unit; 0 where it is far below."""
+        """Return the number in units of 2^unit; 0 if it underflows."""
         return math.ldexp(self.mantissa, self.exponent - unit)
 
     def log(self, unit: int) -> float:
         return math.log(self.mantissa) + (self.exponent - unit) * math.log(2) if self.mantissa else -math.inf
 
     def times(self, log_factor: Tensor) -> Tensor:
-        """Its product with e^log_factor, 0 where it is 0: the factor of a sum that is zero may be infinite."""
+        """Multiply by e^log_factor, with 0 where the sum is 0, because the factor may then be infinite."""
         return torch.exp(log_factor + self.log(0)) if self.mantissa else torch.zeros_like(log_factor)
 
 
 class _Start(NamedTuple):
-    """The weights at the start, and Sigma_0 +- S_0 = sum_i (a_i +- b_i)^2 / (2 Z): as sums of squares they keep their digits."""
+    """Initial weights, and Sigma_0 +- S_0 = sum_i (a_i +- b_i)^2 / (2 Z), which as sums of squares are free of cancellation."""
 
     a: Float[Tensor, " p"]
     b: Float[Tensor, " p"]
@@ -255,7 +258,7 @@ class _Start(NamedTuple):
 
 
 def _times(weights: Tensor, log_factor: Tensor) -> Tensor:
-    """Their product, 0 where the weights are 0, also where the factor alone is no number."""
+    """Multiply weights by e^log_factor, with 0 where the weights are 0, also if the factor alone overflows."""
     half = (log_factor / 2).exp()
     return torch.where(weights == 0, 0.0, weights * half * half)
 
@@ -280,7 +283,7 @@ def _read(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, variance: f
 
 def predict(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Times, variance: float = 1.0, *,
             rate: float = 2.0) -> tuple[Array, Array, Array]:
-    """(a [p, t], b [p, t], gamma [t]) of ``ScalarNetwork``."""
+    """Return (a [p, t], b [p, t], gamma [t]) of ``ScalarNetwork``."""
     return ScalarNetwork(a0, b0, target, scale, variance, rate=rate).predict(t)
 
 
@@ -289,8 +292,8 @@ def predict(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Times,
 
 def simulate(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Times, variance: float = 1.0
              ) -> tuple[Array, Array, Array]:
-    """(a [p, t], b [p, t], gamma [t]) by integrating a' = -dL/da and b' = -dL/db; gamma is the growth of sum (a + b)^2, or,
-    where that is zero, the inverse of that of sum (a - b)^2."""
+    """Return (a [p, t], b [p, t], gamma [t]) by integrating a' = -dL/da and b' = -dL/db. gamma is the growth of sum (a + b)^2 or,
+    where that is zero, the inverse of the growth of sum (a - b)^2."""
     a, b = moving(a0, b0)
     unit = in_units(torch.cat([a, b]))[1]
 
@@ -315,7 +318,7 @@ def _norms(z: Float[Tensor, "p t"]) -> Float[Tensor, " t"]:
 
 
 def _cases() -> list[tuple[Any, ...]]:
-    """Small and large weights, targets above, below and at zero, other variances, units that are equal, opposite, and alone."""
+    """Small and large weights; targets above, below and at zero; other variances; equal, opposite and single units."""
     t = [0.0, 0.1, 0.7, 3.0]
     a, b = normal(6, seed=1), normal(6, seed=2)
     return [(0.3 * a, 0.3 * b, 2.0, 1.0, t), (a, b, -1.5, 2.0, t), (a, b, 0.0, 1.0, t), (0.5 * a, 0.5 * b, 1.0, 3.0, t, 0.5),

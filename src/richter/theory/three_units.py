@@ -1,13 +1,12 @@
-"""The smallest network that learns the parity of three bits: three ReLU units that share their weights.  [layerwise, App. C.4]
+"""The smallest network that learns the parity of three bits: three ReLU units with shared weights.  [layerwise, App. C.4]
 
     f = -2 alpha^2 h_1 + beta^2 h_2 + gamma^2 h_3 + c,   h_1 = relu(x_2 - x_1 - x_3),  h_2 = relu(1 + x_2 - x_1 - x_3),
                                                           h_3 = relu(x_1 - x_2 + x_3 - 1),
-on all eight inputs, with the loss mean (f - y)^2 / 2, y = S (-1)^(x_1 + x_2 + x_3). It fits at alpha = beta = gamma = sqrt(2 S),
-c = -S. Each unit is a mode that rises along its own near-sigmoid, so that their sum saturates later than one sigmoid would.
 
+on all eight inputs, with the loss mean (f - y)^2 / 2, y = S (-1)^(x_1 + x_2 + x_3). It fits at alpha = beta = gamma = sqrt(2 S),
+c = -S. Each unit is a mode with its own near-sigmoid curve, so their sum saturates later than one sigmoid would.
 Eqs. C.15-C.18 are printed with all signs reversed, with (2, 5) for the (4, 7) of beta, and without the factor 4 between the
-squares and c; that form is named "text". c does not grow first: the targets sum to 0, so that it follows the units, and ends
-at -S.
+squares and c; that form is named "text". c does not grow first: the targets sum to 0, so c follows the units, and ends at -S.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from richter.theory.frame import Theory
 Form = Literal["corrected", "text"]
 
 
-class Modes(NamedTuple):
-    """Of the three units, R / S [3, t]: their sum is the skill strength; and the loss [t]."""
+class UnitModes(NamedTuple):
+    """R / S of the three units [3, t], whose sum is the skill strength, and the loss [t]."""
 
     strength: Array
     loss: Array
 
 
 def velocities(states: ArrayLike, target: float, lr: float = 1.0, *, form: Form = "corrected") -> Array:
-    """d/dt of (alpha^2, beta^2, gamma^2, c) at states [n, 4] of these.  [Eqs. C.15-C.18, corrected]"""
+    """Return d/dt of (alpha^2, beta^2, gamma^2, c) at states [n, 4] of these numbers.  [Eqs. C.15-C.18, corrected]"""
     (z,) = read(states=(states, "n four"))
     if z.shape[1] != 4 or bool((z[:, :3] < 0).any()):
         raise SelectionError(f"states of shape {tuple(z.shape)}, squares from {z[:, :3].min().item():g} on: rows (alpha^2, "
@@ -60,7 +59,7 @@ EQUATIONS: dict[str, Callable[..., list[Any]]] = {"corrected": _corrected, "text
 
 
 def simulate_velocities(states: ArrayLike, target: float, lr: float = 1.0) -> Array:
-    """The same from the network as it is written: weights, biases, ReLU, and autograd's gradient of its loss."""
+    """Return the same velocities from the network itself: weights, biases, ReLU, and autograd's gradient of its loss."""
     (z,) = read(states=(states, "n four"))
     rows = []
     for row in z:
@@ -71,8 +70,8 @@ def simulate_velocities(states: ArrayLike, target: float, lr: float = 1.0) -> Ar
     return like(torch.stack(rows), states)
 
 
-def modes(t: Sequence[float] | Array, target: float, initial: float = 0.01, lr: float = 1.0) -> Modes:
-    """Strengths over S of the three units, and the loss, along the flow from alpha = beta = gamma = ``initial``, c = 0."""
+def modes(t: Sequence[float] | Array, target: float, initial: float = 0.01, lr: float = 1.0) -> UnitModes:
+    """Return strengths over S of the three units, and the loss, along the flow from alpha = beta = gamma = ``initial``, c = 0."""
     if not (initial > 0 and target > 0):
         raise SelectionError(f"initial={initial!r}, target={target!r}: both above 0 are needed; from 0 the units never leave.")
 
@@ -83,7 +82,7 @@ def modes(t: Sequence[float] | Array, target: float, initial: float = 0.01, lr: 
     parts = torch.tensor([[-2.0], [1.0], [1.0]], dtype=torch.float64) * z[:3]
     strength = parts * (h @ y)[:, None] / (8 * target**2)
     loss = (h.T @ parts + z[3] - y[:, None]).square().mean(0) / 2
-    return Modes(like(strength, t), like(loss, t))
+    return UnitModes(like(strength, t), like(loss, t))
 
 
 def _inputs() -> Float[Tensor, "8 3"]:
@@ -95,7 +94,7 @@ def _targets(S: float) -> Float[Tensor, " 8"]:
 
 
 def _units() -> Float[Tensor, "3 8"]:
-    """h_1, h_2, h_3 on the eight inputs: what the units give where alpha = beta = gamma = 1."""
+    """Return h_1, h_2, h_3 on the eight inputs, the outputs of the units for alpha = beta = gamma = 1."""
     x1, x2, x3 = _inputs().T
     return torch.relu(torch.stack([x2 - x1 - x3, 1 + x2 - x1 - x3, x1 - x2 + x3 - 1]))
 

@@ -1,13 +1,16 @@
 """Linear networks with one hidden layer, from any weights: which modes are learned when.  [layerwise, Sec. 3.5, A.2]
 
     f(x) = x^T W1 W2,   loss = E|f - y|^2 / 2,   C = E[x y^T] = U diag(rho) V^T,   E[x x^T] = I:
-    W1' = (C - W1 W2) W2^T,   W2' = W1^T (C - W1 W2),   D = W1^T W1 - W2 W2^T never changes.   [A.29]
-Two kinds of weights have a solution.
+    W1' = (C - W1 W2) W2^T,   W2' = W1^T (C - W1 W2),   D = W1^T W1 - W2 W2^T is conserved.   [A.29]
+
+Two kinds of weights have a closed-form solution.
+
     modes      x_i = u_i^T W1 and y_i = W2 v_i of different modes are orthogonal: each mode is a network of one input and one
                output (``growth``). Aligned and balanced, x_i = y_i = alpha_i r_i, alpha_i^2 is the sigmoid of Eq. 3.15.
     balanced   D = lambda I. Z = [W1; W2^T] then has Z' = (F - Z Z^T / 2) Z with F = [[lambda/2, C], [C^T, -lambda/2]], and
-               Z Z^T = e^(Ft) Z0 (I + Z0^T (integral of e^(2Fs) from 0 to t) Z0)^-1 Z0^T e^(Ft), at any size.
-From other weights the flow is integrated, and ``solution`` says so. The paper prints alpha_i for alpha_i^2 in Eq. 3.15.
+               Z Z^T = e^(Ft) Z0 (I + Z0^T (integral of e^(2Fs) from 0 to t) Z0)^-1 Z0^T e^(Ft), for any sizes.
+
+For other weights the flow is integrated, and ``solution`` reports it. The paper prints alpha_i for alpha_i^2 in Eq. 3.15.
 """
 
 from __future__ import annotations
@@ -33,16 +36,16 @@ from richter.theory.growth import Growth, Staged
 from richter.theory.growth import times as product
 
 Solution = Literal["modes", "balanced", "integrated"]
-ROUNDING = 1e-12  # relative: below, inner products count as 0
-NOTHING = 1e-15  # of all weights: below, a mode's weights are rounding, which would grow
+ROUNDING = 1e-12  # relative; smaller inner products count as 0
+NOTHING = 1e-15  # relative to all weights; smaller weights of a mode are rounding errors, which would grow
 
 # ------------------------------------------------------------------------------------------------ predict
 
 
 @dataclass(frozen=True)
 class LinearNetwork(Staged):
-    """The flow from ``W1`` [d, p] and ``W2`` [p, c] toward ``correlation`` = E[x y^T] [d, c]; inputs are whitened, unless
-    ``covariance`` = E[x x^T] [d, d] is given (then no solution is known). ``rate`` is the 2 of e^(2Fs), there to be perturbed.
+    """Gradient flow from ``W1`` [d, p] and ``W2`` [p, c] to ``correlation`` = E[x y^T] [d, c]. Inputs are whitened unless
+    ``covariance`` = E[x x^T] [d, d] is given (then no closed form is known). ``rate`` is the 2 of e^(2Fs); tests perturb it.
 
     >>> network = LinearNetwork.drawn(correlation, width=50, scale=0.01).balanced()
     >>> network.predict([0.0, 1.0]), network.emergent_time(0.5), network.solution
@@ -55,11 +58,11 @@ class LinearNetwork(Staged):
     rate: float = field(default=2.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._read  # noqa: B018  what is no network is refused here
+        self._read  # noqa: B018  raises an error if the arrays are invalid
 
     @classmethod
     def drawn(cls, correlation: ArrayLike, width: int, scale: float, seed: int = 0) -> LinearNetwork:
-        """Weights N(0, ``scale``^2), one set for each seed and width."""
+        """Draw weights from N(0, ``scale``^2), determined by the seed and the width."""
         C = to_start(correlation, scale, seed, width=width)
         draw = np.random.default_rng((seed, width))
         W1, W2 = (torch.from_numpy(scale * draw.standard_normal(s)).to(C.device) for s in ((len(C), width), (width, C.shape[1])))
@@ -67,7 +70,7 @@ class LinearNetwork(Staged):
 
     @classmethod
     def aligned(cls, correlation: ArrayLike, width: int, scale: float, seed: int = 0) -> LinearNetwork:
-        """W1 = ``scale`` U R^T and W2 = ``scale`` R V^T, R [p, m] random and orthonormal: the start of Eq. 3.15.  [A.2.3]"""
+        """Make W1 = ``scale`` U R^T and W2 = ``scale`` R V^T, R [p, m] random and orthonormal: the start of Eq. 3.15.  [A.2.3]"""
         C = to_start(correlation, scale, seed, width=width)
         U, _, Vt = torch.linalg.svd(C, full_matrices=False)
         if width < len(Vt):
@@ -76,36 +79,37 @@ class LinearNetwork(Staged):
         return cls(like(scale * U @ R.T, correlation), like(scale * R @ Vt, correlation), correlation)
 
     def balanced(self) -> LinearNetwork:
-        """The network with the same W1 W2 and D = 0: each layer has the roots of its singular values."""
+        """Return the network with the same W1 W2 and D = 0: both layers get the square roots of its singular values."""
         W1, W2 = self._read.weights
         U, s, Vt = torch.linalg.svd(W1 @ W2, full_matrices=False)
-        k = min(len(s), W1.shape[1])  # the product has no more singular values than hidden units
+        k = min(len(s), W1.shape[1])  # the product has at most as many singular values as hidden units
         root, hidden = s[:k].clamp(min=0).sqrt(), torch.eye(W1.shape[1], dtype=s.dtype, device=s.device)[:k]
         return LinearNetwork(like(U[:, :k] * root @ hidden, self.W1), like(hidden.T @ (root[:, None] * Vt[:k]), self.W1),
                              self.correlation, self.covariance, rate=self.rate)
 
     def predict(self, t: Times) -> Array:
-        """W1 W2 [t, d, c]: in closed form where ``solution`` is "modes" or "balanced", otherwise as ``simulate`` has it."""
+        """Return W1 W2 [t, d, c]: in closed form if ``solution`` is "modes" or "balanced", otherwise by integration like
+        ``simulate``."""
         W1, W2 = self._layers(t)
         return like(W1 @ W2, self.W1)
 
     def layers(self, t: Times) -> tuple[Array, Array]:
-        """W1 [t, d, p] and W2 [t, p, c], up to a rotation of the hidden units, which changes no function."""
+        """Return W1 [t, d, p] and W2 [t, p, c], up to a rotation of the hidden units, which does not change the function."""
         W1, W2 = self._layers(t)
         return like(W1, self.W1), like(W2, self.W1)
 
     def modes(self, t: Times) -> Array:
-        """u_i^T W1 W2 v_i [m, t] for the singular vectors of the correlation; they go to its singular values."""
+        """Return u_i^T W1 W2 v_i [m, t] for the singular vectors of the correlation; the limits are its singular values."""
         W1, W2 = self._layers(t)
         U, _, V = self._modes
         return like(torch.einsum("di,tdc,ci->it", U, W1 @ W2, V), self.W1)
 
     def spectrum(self, t: Times) -> Array:
-        """Singular values of W1 [t, min(d, p)], largest first: greedy learning lets no more of them grow than there are modes."""
+        """Singular values of W1 [t, min(d, p)], largest first. In greedy learning at most as many grow as there are modes."""
         return like(torch.linalg.svdvals(self._layers(t)[0]), self.W1)
 
     def loss(self, t: Times) -> Array:
-        """E|f - f*|^2 / 2 [t], f* the best linear function."""
+        """Return E|f - f*|^2 / 2 [t] with the best linear function f*."""
         W1, W2 = self._layers(t)
         P, C, S = W1 @ W2, self._read.C, self._read.S
         wrong = P - (C if S is None else torch.linalg.pinv(S, hermitian=True) @ C)
@@ -113,8 +117,8 @@ class LinearNetwork(Staged):
 
     @cached_property
     def solution(self) -> Solution:
-        """How ``predict`` knows: "modes" or "balanced" (see the head of the file), or "integrated" where no closed form is
-        known: D is no multiple of the identity and modes share hidden directions, or inputs are not whitened."""
+        """Method of ``predict``: "modes" or "balanced" (see the top of this file), or "integrated" if no closed form is known,
+        i.e. if D is not a multiple of the identity and modes share hidden directions, or if inputs are not whitened."""
         W1, W2, S = *self._read.weights, self._read.S
         if S is not None and (S - torch.eye(len(S)).to(S)).norm() > ROUNDING * len(S) ** 0.5:
             return "integrated"
@@ -126,19 +130,20 @@ class LinearNetwork(Staged):
 
     @cached_property
     def conserved(self) -> Array:
-        """D = W1^T W1 - W2 W2^T [p, p], which never changes.  [A.29]"""
+        """Return the conserved quantity D = W1^T W1 - W2 W2^T [p, p].  [A.29]"""
         W1, W2 = self._read.weights
         return like(W1.T @ W1 - W2 @ W2.T, self.W1)
 
-    # -------------------------------------------------------------------------------------------- each mode alone
+    # ------------------------------------------------------------------------------------------------ independent modes
 
     def independent(self, t: Times) -> Array:
-        """``modes`` [m, t] if hidden directions were not shared: exact where ``solution`` is "modes". From small random weights
-        what is left out is of order (modes / hidden units), in the start of a mode and thus in the logarithm of its time."""
+        """Return ``modes`` [m, t] as if modes did not share hidden directions: exact if ``solution`` is "modes". For small random
+        weights the relative error in the start of a mode, and so in the logarithm of its time, is of order (modes / hidden
+        units)."""
         return like(self._growth.strength(times_from_zero(t).to(self._read.C.device)), self.W1)
 
     def simulate(self, t: Times, method: Method = "flow", lr: float | None = None) -> Array:
-        """W1 W2 [t, d, c] by integrating the flow of both layers, or by descent with steps of ``lr``."""
+        """Return W1 W2 [t, d, c] by integrating the flow of both layers, or by gradient descent with steps of ``lr``."""
         return simulate(self.W1, self.W2, self.correlation, t, self.covariance, method=method, lr=lr)
 
     # -------------------------------------------------------------------------------------------- inside
@@ -149,7 +154,7 @@ class LinearNetwork(Staged):
 
     @cached_property
     def _modes(self) -> tuple[Tensor, Tensor, Tensor]:
-        """U [d, m], rho [m], V [c, m] of the correlation."""
+        """Return U [d, m], rho [m], V [c, m] of the correlation."""
         U, rho, Vt = torch.linalg.svd(self._read.C, full_matrices=False)
         return U, rho, Vt.T
 
@@ -167,7 +172,7 @@ class LinearNetwork(Staged):
         return self.W1
 
     def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-        """Of each mode alone."""
+        """Arrival times of each mode alone."""
         return self._growth.reach(x)
 
     @cached_property
@@ -193,7 +198,7 @@ class _Read(NamedTuple):
 
 
 def to_start(correlation: ArrayLike, scale: float, seed: int, **sizes: int) -> Float[Tensor, "d c"]:
-    """What weights are drawn for: the correlation, when the rest makes sense."""
+    """Read the correlation for which weights are drawn, and check the other arguments."""
     (C,) = read(correlation=(correlation, "d c"))
     whole(**sizes)
     whole(0, seed=seed)
@@ -207,13 +212,13 @@ def to_start(correlation: ArrayLike, scale: float, seed: int, **sizes: int) -> F
 
 @dataclass(frozen=True)
 class _Bases:
-    """All left and right directions, of which C, and W1 W2, may be diagonal."""
+    """Complete left and right bases in which C and W1 W2 may be diagonal."""
 
     U: Float[Tensor, "d d"]
     V: Float[Tensor, "c c"]
 
     def hidden(self, W1: Tensor, W2: Tensor) -> tuple[Float[Tensor, "n p"], Float[Tensor, "n p"]]:
-        """x_i = u_i^T W1 and y_i = W2 v_i, with zeros where one side has no such direction."""
+        """Return x_i = u_i^T W1 and y_i = W2 v_i, with zeros where one side has no such direction."""
         X, Y = self.U.T @ W1, (W2 @ self.V).T
         n, size = max(len(X), len(Y)), torch.hypot(X.norm(), Y.norm())
         X, Y = (torch.cat([Z, Z.new_zeros(n - len(Z), Z.shape[1])]) for Z in (X, Y))
@@ -224,12 +229,12 @@ class _Bases:
         return self.U.T @ C @ self.V
 
     def orthogonal(self, W1: Tensor, W2: Tensor, C: Tensor) -> bool:
-        """Is every mode alone: C diagonal, and hidden vectors of different modes orthogonal?"""
+        """Whether modes are independent: C is diagonal, and hidden vectors of different modes are orthogonal."""
         X, Y = self.hidden(W1, W2)
         x, y = X.norm(dim=1), Y.norm(dim=1)
         size = torch.hypot(x.norm(), y.norm())
         S = self.target(C)
-        # what is small is known to the rounding of what is large
+        # Small numbers are accurate only to the rounding errors of large ones.
         return bool(_off_diagonal(S).norm() <= ROUNDING * C.norm()) and all(
             not (_off_diagonal(A @ B.T).abs() > ROUNDING * torch.outer(a, b) + NOTHING * size * (a[:, None] + b)).any()
             for A, B, a, b in ((X, X, x, x), (Y, Y, y, y), (X, Y, x, y)))
@@ -250,7 +255,8 @@ def _off_diagonal(M: Tensor) -> Tensor:
 
 
 def _candidates(C: Tensor, P: Tensor) -> list[_Bases]:
-    """Singular vectors of C; and of C and P = W1 W2 together, which choose among those of equal singular values."""
+    """Bases to try: singular vectors of C; and joint ones of C and P = W1 W2, which choose among those of equal singular
+    values."""
     scale = C.norm() / P.norm() if P.norm() > 0 and C.norm() > 0 else C.new_ones(())
     svds = [torch.linalg.svd(M) for M in (C, C + (math.sqrt(5) - 1) / 2 * scale * P)]
     return [_Bases(U, Vt.T) for U, _, Vt in svds]
@@ -258,7 +264,7 @@ def _candidates(C: Tensor, P: Tensor) -> list[_Bases]:
 
 def riccati(W1: Float[Tensor, "d p"], W2: Float[Tensor, "p c"], C: Float[Tensor, "d c"], t: Float[Tensor, " t"], rate: float = 2.0
             ) -> tuple[Float[Tensor, "t d p"], Float[Tensor, "t p c"]]:
-    """Both layers, up to a rotation of the hidden units, where W1^T W1 - W2 W2^T = lambda I.
+    """Return both layers, up to a rotation of the hidden units, if W1^T W1 - W2 W2^T = lambda I.
 
     In eigenvectors of F, with E = integral of e^(2 f s) and G = sqrt(E) Z0, the solution is T G (I + G^T G)^-1 G^T T with
     T = e^(f t) / sqrt(E), which is bounded. The middle is Q Q^T for the upper rows Q of an orthonormal basis of [G; I].
@@ -269,8 +275,9 @@ def riccati(W1: Float[Tensor, "d p"], W2: Float[Tensor, "p c"], C: Float[Tensor,
     ones[d:] = -1
     F = torch.diag(imbalance * ones)
     F[:d, d:], F[d:, :d] = C, C.T
-    f, vectors = (z.flip(-1) for z in torch.linalg.eigh(F))  # the fastest first
-    Z0 = torch.linalg.qr((vectors.T @ torch.cat([W1, W2.T])).T, mode="r")[1].T  # it needs one hidden unit, the next two, ...
+    f, vectors = (z.flip(-1) for z in torch.linalg.eigh(F))  # fastest first
+    # the first row needs one hidden unit, the next two, ...
+    Z0 = torch.linalg.qr((vectors.T @ torch.cat([W1, W2.T])).T, mode="r")[1].T
     Z0 = torch.cat([Z0, Z0.new_zeros(len(Z0), p - Z0.shape[1])], 1) * (Z0.norm(dim=1, keepdim=True) > NOTHING * Z0.norm())
     started = t > 0
     time, still = torch.where(started, t, 1.0)[:, None], f == 0
@@ -282,14 +289,13 @@ def riccati(W1: Float[Tensor, "d p"], W2: Float[Tensor, "p c"], C: Float[Tensor,
     return Z[:, :d], Z[:, d:].mT
 
 
-FAR, RANGE = 40.0, 650.0  # e^-40 is below all rounding; e^650 is a number
+FAR, RANGE = 40.0, 650.0  # e^-40 is below all rounding errors; e^650 is within the range of float64
 
 
 def _upper_basis(logs: Float[Tensor, "t m"], Z0: Float[Tensor, "m p"]) -> Float[Tensor, "t m p"]:
-    """The upper rows of an orthonormal basis of the columns of [e^logs Z0; I], by Householder reflections on rows sorted by size.
-
-    Rows of 10^100 then leave those of 1 their digits. What is so large that no number holds it matters only by being larger:
-    where rows above 1 are further apart than e^40, they are put at that distance."""
+    """Return the upper rows of an orthonormal basis of the columns of [e^logs Z0; I], by Householder reflections on rows sorted
+    by size, so that rows of size 10^100 leave the precision of rows of size 1. For rows beyond the range of float64 only their
+    order matters: where rows above 1 differ by more than e^40, this factor is used instead."""
     size = Z0.norm(dim=1)
     logs = logs + size.log()  # -inf for a row of zeros
     levels = max(1, int((logs > 0).sum(1).max()))
@@ -315,7 +321,7 @@ def predict(W1: ArrayLike, W2: ArrayLike, correlation: ArrayLike, t: Times, *, r
 
 def simulate(W1: ArrayLike, W2: ArrayLike, correlation: ArrayLike, t: Times, covariance: ArrayLike | None = None, *,
              method: Method = "flow", lr: float | None = None) -> Array:
-    """W1 W2 [t, d, c] by integrating W1' = -dL/dW1 and W2' = -dL/dW2, or by descent with steps of ``lr``."""
+    """Return W1 W2 [t, d, c] by integrating W1' = -dL/dW1 and W2' = -dL/dW2, or by gradient descent with steps of ``lr``."""
     W, C, S = linear_layers([W1, W2], correlation, covariance)
     states = simulate_layers(W, C, times_from_zero(t), S, method, lr)
     return like(torch.stack([a @ b for a, b in states]), W1)
@@ -324,7 +330,7 @@ def simulate(W1: ArrayLike, W2: ArrayLike, correlation: ArrayLike, t: Times, cov
 def simulate_layers(weights: Sequence[Tensor], C: Float[Tensor, "d c"], t: Float[Tensor, " t"],
                     S: Float[Tensor, "d d"] | None = None, method: Method = "flow", lr: float | None = None
                     ) -> list[list[Tensor]]:
-    """All layers of x^T W_1 ... W_L at these times: W_i' = (W_1 .. W_(i-1))^T (C - S W_1 .. W_L) (W_(i+1) .. W_L)^T."""
+    """Return all layers of x^T W_1 ... W_L at these times: W_i' = (W_1 .. W_(i-1))^T (C - S W_1 .. W_L) (W_(i+1) .. W_L)^T."""
 
     def velocity(W: list[Tensor]) -> list[Tensor]:
         before = [torch.eye(len(C), dtype=C.dtype, device=C.device)]
@@ -344,8 +350,8 @@ def simulate_layers(weights: Sequence[Tensor], C: Float[Tensor, "d c"], t: Float
 
 
 def _cases() -> list[tuple[Any, ...]]:
-    """Aligned, and aligned with layers of different size; balanced from elsewhere, wide and narrow, and of rank one; with an
-    imbalance lambda I; a correlation with equal singular values, and one without some."""
+    """Aligned layers of equal and of different size; balanced ones in general position, wide, narrow and of rank one; with an
+    imbalance lambda I; a correlation with equal singular values, and one of lower rank."""
     t = [0.0, 0.1, 0.7, 3.0, 12.0]
     C = normal(5, 3, seed=1)
     aligned = LinearNetwork.aligned(C, 6, 0.05)

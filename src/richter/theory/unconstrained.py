@@ -1,10 +1,11 @@
-"""The unconstrained feature model: features and last layer are all there is, and classes collapse.  [layerwise, Sec. 3.5.2]
+"""The unconstrained feature model: only features and a last layer, and classes collapse.  [layerwise, Sec. 3.5.2]
 
-    outputs = H W,   loss = |H W - Y|^2 / 2,   H [n, p] a row for each example, W [p, c], Y [n, c] the one-hot labels.
+    outputs = H W,   loss = |H W - Y|^2 / 2,   H [n, p] one row per example, W [p, c], Y [n, c] the one-hot labels.
+
 It is a linear network that reads one-hot examples: ``LinearNetwork(H, W, Y)``, whose modes are the classes, with singular values
-sqrt(n_c). From small weights H^T H = W W^T (nearly), and every example of class c ends at n_c^(-1/4) r_c with orthonormal r_c: no
-spread within classes, and for classes of one size the means are a simplex. Nothing of the data is in it but the labels.
-"""
+sqrt(n_c). From small weights H^T H = W W^T (nearly), and every example of class c ends at n_c^(-1/4) r_c with orthonormal r_c.
+There is no variance within classes, and for balanced classes the means form a simplex. The model uses only the labels of the
+data. """
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ from richter.theory.two_layers import LinearNetwork, simulate_layers
 
 @dataclass(frozen=True)
 class UnconstrainedFeatures:
-    """The flow from features ``H0`` [n, p] and a last layer ``W0`` [p, c] toward the one-hot ``labels`` [n], ids 0 to c - 1.
-    ``rate`` is the 2 of ``LinearNetwork``, there to be perturbed.
+    """Gradient flow from features ``H0`` [n, p] and a last layer ``W0`` [p, c] to the one-hot ``labels`` [n], ids 0 to c - 1.
+
+    ``rate`` is the 2 of ``LinearNetwork``; tests perturb it.
 
     >>> model = UnconstrainedFeatures.drawn(labels, width=20, scale=1e-3)
     >>> richter.measures.collapse.analyse(model.features([30.0])[0], labels).nc1
@@ -40,43 +42,44 @@ class UnconstrainedFeatures:
     rate: float = field(default=2.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.network  # noqa: B018  what is no model is refused here
+        self.network  # noqa: B018  raises an error if the arrays are invalid
 
     @classmethod
     def drawn(cls, labels: ArrayLike, width: int, scale: float, seed: int = 0) -> UnconstrainedFeatures:
-        """Features and weights N(0, ``scale``^2), one set for each seed and width."""
+        """Draw features and weights from N(0, ``scale``^2), determined by the seed and the width."""
         start = LinearNetwork.drawn(_one_hot(labels), width, scale, seed)
         return cls(labels, *(like(torch.as_tensor(w), labels) for w in (start.W1, start.W2)))
 
     def balanced(self) -> UnconstrainedFeatures:
-        """The model with the same outputs and H^T H = W W^T: its features have a closed form."""
+        """Return the model with the same outputs and H^T H = W W^T, whose features have a closed form."""
         even = self.network.balanced()
         return UnconstrainedFeatures(self.labels, even.W1, even.W2, rate=self.rate)
 
     @cached_property
     def network(self) -> LinearNetwork:
-        """The linear network that it is."""
+        """The equivalent linear network."""
         Y = _one_hot(self.labels)
         return LinearNetwork(self.H0, self.W0, Y, rate=self.rate)
 
     def predict(self, t: Times) -> tuple[Array, Array]:
-        """(outputs H W [t, n, c], H H^T [t, n, n]): in closed form where ``network.solution`` says so."""
+        """Return (outputs H W [t, n, c], H H^T [t, n, n]), in closed form if ``network.solution`` has one."""
         H, W = (torch.as_tensor(z) for z in self.network.layers(t))
         return like(H @ W, self.H0), like(H @ H.mT, self.H0)
 
     def features(self, t: Times) -> Array:
-        """H [t, n, p], up to a rotation of its p directions, which changes neither outputs nor any measure of collapse."""
+        """Return H [t, n, p], up to a rotation of its p directions, which changes neither outputs nor any measure of collapse."""
         return self.network.layers(t)[0]
 
     @cached_property
     def collapsed(self) -> Array:
-        """n_c^(-1/4) e_c for every example of class c [n, c]: the features at the end, from weights that go to zero, up to a
-        rotation."""
+        """Return n_c^(-1/4) e_c for every example of class c [n, c]: the limit of the features as the initial weights go to zero,
+        up to a rotation."""
         Y = _one_hot(self.labels)
         return like(Y * Y.sum(0).pow(-0.25), self.H0)
 
     def simulate(self, t: Times, method: Method = "flow", lr: float | None = None) -> tuple[Array, Array]:
-        """(outputs [t, n, c], H H^T [t, n, n]) by integrating the flow of H and W, or by descent with steps of ``lr``."""
+        """Return (outputs [t, n, c], H H^T [t, n, n]) by integrating the flow of H and W, or by gradient descent with steps of
+        ``lr``."""
         return simulate(self.labels, self.H0, self.W0, t, method=method, lr=lr)
 
 
@@ -90,13 +93,13 @@ def _one_hot(labels: ArrayLike) -> Float[Tensor, "n c"]:
 
 
 def predict(labels: ArrayLike, H0: ArrayLike, W0: ArrayLike, t: Times, *, rate: float = 2.0) -> tuple[Array, Array]:
-    """(outputs [t, n, c], H H^T [t, n, n]) of ``UnconstrainedFeatures``."""
+    """Return (outputs H W [t, n, c], H H^T [t, n, n]) of ``UnconstrainedFeatures``."""
     return UnconstrainedFeatures(labels, H0, W0, rate=rate).predict(t)
 
 
 def simulate(labels: ArrayLike, H0: ArrayLike, W0: ArrayLike, t: Times, *, method: Method = "flow", lr: float | None = None
              ) -> tuple[Array, Array]:
-    """The same by integrating H' = (Y - H W) W^T and W' = H^T (Y - H W), or by descent with steps of ``lr``."""
+    """Return both by integrating H' = (Y - H W) W^T and W' = H^T (Y - H W), or by gradient descent with steps of ``lr``."""
     H, W, y = read(H0=(H0, "n p"), W0=(W0, "p c"), labels=(labels, "n"))
     Y = torch.eye(W.shape[1], dtype=H.dtype, device=H.device)[y.long()]
     states = simulate_layers([H, W], Y, times_from_zero(t), None, method, lr)
@@ -105,7 +108,7 @@ def simulate(labels: ArrayLike, H0: ArrayLike, W0: ArrayLike, t: Times, *, metho
 
 
 def _cases() -> list[tuple[Any, ...]]:
-    """Classes of one size and of several, with more and with fewer features than classes."""
+    """Balanced and unbalanced classes, with more and with fewer features than classes."""
     cases = []
     for labels, width in (([0, 1, 2] * 3, 5), ([0, 0, 0, 0, 1, 1, 2], 4), ([0, 1, 2, 0, 1, 2], 2)):
         y = np.array(labels)

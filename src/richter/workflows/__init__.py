@@ -1,4 +1,4 @@
-"""Where measuring meets a user's question."""
+"""Workflows: complete analyses that answer one question of a user each."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 from richter.core.catalogue import lazy_names
 
 if TYPE_CHECKING:
-    from richter.workflows.awakening import features_order  # noqa: F401
-    from richter.workflows.comparing import compare  # noqa: F401
-    from richter.workflows.extrapolation import scaling  # noqa: F401
-    from richter.workflows.outrun import acceleration  # noqa: F401
+    from richter.workflows.acceleration import acceleration  # noqa: F401
+    from richter.workflows.compare import compare  # noqa: F401
+    from richter.workflows.features_order import features_order  # noqa: F401
+    from richter.workflows.layer_shares import layer_shares  # noqa: F401
+    from richter.workflows.nfc_by_layer import nfc_by_layer  # noqa: F401
+    from richter.workflows.propagation import propagation  # noqa: F401
+    from richter.workflows.scaling import scaling  # noqa: F401
 
-__getattr__, __dir__, __all__ = lazy_names(
-    __name__, {"acceleration": "outrun", "compare": "comparing", "features_order": "awakening", "scaling": "extrapolation"},
-    ("awakening", "checkpoints", "comparing", "demo", "extrapolation", "laws", "outrun", "propagation", "richness", "shares"))
+FUNCTIONS = ("acceleration", "compare", "features_order", "layer_shares", "nfc_by_layer", "propagation", "scaling")
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, {name: name for name in FUNCTIONS}, ("checkpoints", "demo", "laws"))

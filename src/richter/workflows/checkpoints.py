@@ -1,5 +1,5 @@
 """Checkpoints for the command line: weights from files, which are read as numbers and never executed; a model from a function of
-the user's own; examples from a data set or a file.
+the user; examples from a data set or a file.
 
     weights = load("model.safetensors")               # or .pt, read with torch.load(weights_only=True)
     model = built("my_code:make_model")
@@ -28,33 +28,35 @@ from richter.instrument.probe import Probe
 from richter.runs import Run
 from richter.runs.place import DATABASE
 
-INSIDE = ("state_dict", "model_state_dict", "model")  # where others put the weights in a checkpoint
+INSIDE = ("state_dict", "model_state_dict", "model")  # common keys of the weights in a checkpoint
 
 
 def load(path: Path) -> dict[str, Tensor]:
-    """The weights of a checkpoint; of a run those it was begun with."""
+    """Return the weights of a checkpoint, or the initial weights of a run."""
     if (path / DATABASE).exists():
         initial = Run(path).initial
         if initial is None:
-            raise StoreError(f"the run {path} has kept no initial weights. Give a checkpoint: a file .safetensors or .pt.")
+            raise StoreError(f"the run {path} has stored no initial weights. Give a checkpoint: a .safetensors or .pt file.")
         return load_file(initial)
     if not path.is_file():
-        raise StoreError(f"there is no file {path}: a checkpoint is a file .safetensors or .pt with a state_dict.")
+        raise StoreError(f"there is no file {path}: a checkpoint is a .safetensors or .pt file with a state_dict.")
     try:
-        kept = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+        saved = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as why:
-        raise StoreError(f"{path} could not be read as weights ({_reason(path, why)}). Files are read as numbers alone, because "
-                         f"code from a file would run here: save model.state_dict(), by torch.save or, better, "
+        raise StoreError(f"{path} could not be read as weights ({_reason(path, why)}). Files are read as numbers only, because "
+                         f"code in a file would otherwise run here: save model.state_dict() with torch.save or, better, "
                          f"safetensors.torch.save_file.") from None
-    inner = next((kept[k] for k in INSIDE if isinstance(kept.get(k), Mapping)), kept) if isinstance(kept, Mapping) else kept
+    inner = saved
+    if isinstance(saved, Mapping):
+        inner = next((saved[k] for k in INSIDE if isinstance(saved.get(k), Mapping)), saved)
     if not isinstance(inner, Mapping) or not any(isinstance(v, Tensor) for v in inner.values()):
-        raise StoreError(f"{path} holds no state_dict: a mapping of names to tensors is needed, alone or as "
+        raise StoreError(f"{path} contains no state_dict: give a mapping of names to tensors, alone or under "
                          f"{' or '.join(map(repr, INSIDE))}.")
     return {str(k): v for k, v in inner.items() if isinstance(v, Tensor)}
 
 
 def _reason(path: Path, why: Exception) -> str:
-    """Not in torch's words, where these say how to execute the file."""
+    """Return the reason of a failure, without torch's advice on how to execute the file."""
     if not path.stat().st_size:
         return "it is empty"
     if isinstance(why, pickle.UnpicklingError):
@@ -63,16 +65,16 @@ def _reason(path: Path, why: Exception) -> str:
 
 
 def built(place: str) -> nn.Module:
-    """What the user's own function returns: ``module:function``, looked for in this folder first."""
+    """Call the user's function ``module:function``, which is searched in the current folder first, and return its model."""
     module, _, name = place.partition(":")
     if not module or not name:
-        raise SelectionError(f"--model {place}: a function that makes the model is needed, as module:function.")
+        raise SelectionError(f"--model {place}: give a function that builds the model, as module:function.")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         make = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as why:
-        raise SelectionError(f"--model {place}: {why}. It is looked for as Python looks for modules, in this folder "
+        raise SelectionError(f"--model {place}: {why}. Python searches the module in the current folder "
                              f"first.") from why
     model = make()
     if not isinstance(model, nn.Module):
@@ -81,21 +83,21 @@ def built(place: str) -> nn.Module:
 
 
 def examples(place: str, n: int) -> Probe:
-    """The first ``n`` test examples of a data set by its name, or of a file .npy, .npz or .safetensors (its array ``x``)."""
+    """Return the first ``n`` test examples of a data set, or of a .npy, .npz or .safetensors file (its array ``x``)."""
     path = Path(place)
     if n < 1:
-        raise SelectionError(f"--examples {n}: how many examples are compared on, a few hundred say.")
+        raise SelectionError(f"--examples {n}: give the number of examples, e.g. a few hundred.")
     if path.suffix in (".npy", ".npz", ".safetensors"):
-        return Probe(_from_file(path)[:n], None, kernel=None)
-    known = [name for name in ("digits", "mnist", "fashion_mnist", "cifar10") if hasattr(tasks, name)]
-    if place not in known:
-        raise unknown("--data", "data set", place, [*known, "a file .npy, .npz or .safetensors"])
+        return Probe(_from_file(path)[:n], None, kernel_examples=None)
+    data_sets = [name for name in ("digits", "mnist", "fashion_mnist", "cifar10") if hasattr(tasks, name)]
+    if place not in data_sets:
+        raise unknown("--data", "data set", place, [*data_sets, "a .npy, .npz or .safetensors file"])
     split: Any = getattr(tasks, place)()
-    return Probe(split.x_test[:n], split.y_test[:n], kernel=None)
+    return Probe(split.x_test[:n], split.y_test[:n], kernel_examples=None)
 
 
 def _from_file(path: Path) -> Any:
-    """Tensors as they are; numpy's arrays have double precision unless told otherwise, and a Probe gives them the model's."""
+    """Read arrays from a file. numpy's default is double precision; a Probe converts to the model's precision."""
     try:
         if path.suffix == ".safetensors":
             arrays: Mapping[str, Any] = load_file(path)

@@ -1,4 +1,4 @@
-"""``richter demo``: train a small network on handwritten digits, watch it, and say which layers learned features."""
+"""``richter demo``: train a small network on handwritten digits, measure it, and print which layers learned features."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from richter.tasks import digits
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Of the demo; they go into the record of its run."""
+class DemoSettings:
+    """Settings of the demo; they are stored with its run."""
 
     steps: int = 10000
     scale: float = 0.5
@@ -34,14 +34,14 @@ class Settings:
 
 
 def demo(run: Path, steps: int = 10000, scale: float = 0.5, seed: int = 0) -> Diagnosis:
-    """The README's example: everything a user does is in these lines."""
-    s = Settings(steps, scale, seed)
+    """Run the README's example: these lines are all that a user needs."""
+    s = DemoSettings(steps, scale, seed)
     data = digits(seed=seed)
     model = mlp(s.widths, scale=scale, seed=seed)
     optimiser = torch.optim.SGD(model.parameters(), lr=s.lr)
     draw = torch.Generator().manual_seed(seed)
 
-    probe = Probe(data.x[:256], data.y[:256], kernel=32)
+    probe = Probe(data.x[:256], data.y[:256], kernel_examples=32)
     watch = Observer(model, probe, run=run, settings=s, steps=steps)
 
     layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
@@ -74,6 +74,7 @@ def demo(run: Path, steps: int = 10000, scale: float = 0.5, seed: int = 0) -> Di
           f"({len(watch.put_off)} measurements put off to stay within the budget of {watch.budget:.0%}).")
     watch.close()
     print(f"Report:    {write_report([Run(run)], run / 'report.html')}")
-    program = sys.argv[0] if Path(sys.argv[0]).name == "richter" else "richter"  # as it was called: it need not be on the PATH
+    # as the user called it, because it may not be on the PATH
+    program = sys.argv[0] if Path(sys.argv[0]).name == "richter" else "richter"
     print(f"Dashboard: {program} serve {run.parent}")
     return diagnosis

@@ -1,7 +1,7 @@
-"""How signals go through a user's network, beside the recursion of infinite width: ``propagation(model, x)``.  [signal, Sec. 3]
+"""Signal propagation of a network, compared with the recursion of infinite width: ``propagation(model, x)``.  [signal, Sec. 3]
 
-    seen = richter.workflows.propagation.propagation(model, x)
-    print(seen)                      # how far the network is from the picture of infinite width
+    seen = richter.workflows.propagation(model, x)
+    print(seen)                      # distance of the network from infinite width
     seen.draw().savefig("propagation.png")
 """
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from richter.core import SelectionError
-from richter.core.modules import Stage, chain, composed, unwrap
+from richter.core.modules import ChainStage, chain, composed, unwrap
 from richter.core.values import progress
 from richter.instrument.capture import quiet
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, styled
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Cosines = NDArray[np.float64]
-QUIET = (nn.Flatten, nn.Identity, nn.Dropout)  # modules that change no correlation in eval mode
+QUIET = (nn.Flatten, nn.Identity, nn.Dropout)  # modules that do not change correlations in eval mode
 
 
 @dataclass(frozen=True)
 class Propagation:
-    """Cosines of what each layer reads (``forward``) and of what the outputs ask of it (``backward``), for pairs of examples:
-    [layers, pairs], beside those that the recursion gives from the cosines of the inputs alone.
+    """Cosines of layer inputs (``forward``) and of backward signals (``backward``), for pairs of examples: [layers, pairs], with
+    the predictions of the recursion from the cosines of the inputs.
 
-    ``distance``: root mean square of measured minus predicted, over pairs and the layers at which theory is not an identity.
-    ``chance``: the same of random networks of the same widths, one number for each; over pairs that have a cosine there."""
+    ``distance``: root mean square of measured minus predicted, over pairs and the layers where theory is not an identity.
+    ``chance``: the same for random networks of the same widths, one number each. Pairs without a cosine are left out."""
 
     layers: tuple[str, ...]
     forward: Cosines
@@ -49,17 +49,18 @@ class Propagation:
     backward_predicted: Cosines
     distance: float
     chance: tuple[float, ...]
-    slope: float  # of the activations, below 0
+    slope: float  # slope of the activations below 0
     notes: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
-        """How much further the network is from infinite width than random ones of its widths: about 1 before training."""
+        """Distance of the network from infinite width relative to random networks of its widths: about 1 before training."""
         return self.distance / float(np.mean(self.chance))
 
     @property
     def balanced(self) -> float:
-        """Where the recursion balances forward and backward information for the inputs' median cosine; NaN where nowhere."""
+        """Layer where the recursion balances forward and backward information for the inputs' median cosine; NaN if there is
+        none."""
         c = float(np.median(self.forward[0]))
         try:
             return signal.balanced_layer(len(self.layers), c, c, slope=self.slope)
@@ -68,17 +69,18 @@ class Propagation:
 
     def __str__(self) -> str:
         usual = self.distance <= 1.5 * max(self.chance)
-        verdict = ("So far do its widths make any random network: infinite width describes it." if usual else
-                   "Its weights are not those of a random network: training, or another initialisation, has made them so.")
-        balance = "" if math.isnan(self.balanced) else (f" Theory balances what forward and backward kernels still tell apart at "
+        verdict = ("The distance is typical for random networks of these widths: infinite width describes the network." if usual
+                   else "Its weights differ from those of a random network, by training or by another initialisation.")
+        balance = "" if math.isnan(self.balanced) else (f" In theory, forward and backward kernels carry equal information at "
                                                         f"layer {self.balanced:.1f} of {len(self.layers)}.")
-        return " ".join([f"Cosines of features and gradients are {self.distance:.2g} away from those of infinite width (root "
-                         f"mean square), {self.ratio:.1f} times as far as {len(self.chance)} random networks of these widths. "
-                         f"{verdict}{balance}", *self.notes])
+        return " ".join([f"Cosines of features and gradients differ from those of infinite width by {self.distance:.2g} (root "
+                         f"mean square), {self.ratio:.1f} times as much as in {len(self.chance)} random networks of these "
+                         f"widths. {verdict}{balance}", *self.notes])
 
     @styled
     def draw(self) -> Figure:
-        """Both kernels by layer: measured as bands over pairs of examples, the recursion as lines; examples by their cosine."""
+        """Draw both kernels by layer: measurements as bands over pairs of examples, the recursion as lines, pairs grouped by
+        cosine."""
         figure, axes = panels(2, across=2)
         layers, third = np.arange(1, len(self.layers) + 1), np.array_split(np.argsort(self.forward[0]), 3)
         for ax, measured, predicted, name in ((axes[0], self.forward, self.forward_predicted, "what layers read"),
@@ -95,22 +97,23 @@ class Propagation:
 
 
 def propagation(model: nn.Module, x: Tensor, *, examples: int = 64, networks: int = 5, seed: int = 0) -> Propagation:
-    """Forward and backward kernels of a fully connected ReLU network, between the first ``examples`` of ``x``, as cosines, beside
-    the recursion of infinite width, and ``networks`` random networks of the same widths to compare the distance with.
+    """Compute forward and backward kernels of a fully connected ReLU network, between the first ``examples`` of ``x``, as
+    cosines.
 
-    The recursion is about chains of dense layers with ReLU (or LeakyReLU of one slope) between them, without biases, at the
-    start. Anything else is refused with the reason; biases that are not zero are remarked.
+    They are compared with the recursion of infinite width, and with ``networks`` random networks of the same widths.
+    The recursion describes chains of dense layers with ReLU (or LeakyReLU of one slope) between them, without biases, at
+    initialisation. Other models raise an error with the reason; non-zero biases are noted.
     """
     model = unwrap(model)
     whole(networks=networks, examples=examples)
     stages, rows = chain(model, x), x[:examples]
     slope = _slope(stages)
     if len(rows) < 2:
-        raise SelectionError(f"x has {len(rows)} example: cosines are of pairs, so at least two are needed.")
+        raise SelectionError(f"x has {len(rows)} example, but cosines need pairs: give at least two.")
     h, g = _cosines(model, stages, rows)
     if not (np.isfinite(h).all() and np.isfinite(g).all()):
-        raise SelectionError("features or gradients of some examples are zero, NaN or Inf, so that they have no cosine: an input "
-                             "of zeros, a dead layer or weights that diverged. Leave these examples out, or look at the weights.")
+        raise SelectionError("features or gradients of some examples are zero, NaN or Inf, so they have no cosine: an input "
+                             "of zeros, a dead layer or weights that diverged. Leave out these examples, or check the weights.")
     c1 = h[0].clip(-1, 1)
     h_predicted = np.asarray(signal.correlations(c1, len(stages), slope=slope))
     g_predicted = np.asarray(signal.gradients(c1, len(stages), slope=slope))
@@ -118,57 +121,59 @@ def propagation(model: nn.Module, x: Tensor, *, examples: int = 64, networks: in
                    for k in progress(range(networks), title="random networks", unit="network"))
     if not (chance := tuple(c for c in chance if not math.isnan(c))):
         raise SelectionError(f"{networks} random networks of these widths are dead: some layer is so narrow that no pair of "
-                             f"examples has features and gradients in it, and nothing can be compared. Infinite width is "
-                             f"far from here.")
+                             f"examples has features and gradients in it, so there is nothing to compare with. The network is "
+                             f"far from infinite width.")
     biased = [s.name for s in stages if isinstance(s.module.bias, Tensor) and s.module.bias.detach().abs().max() > 0]
-    notes = (f"Layers {', '.join(biased)} have biases that are not zero, which the recursion leaves out.",) if biased else ()
+    notes = (f"Layers {', '.join(biased)} have non-zero biases, which the recursion ignores.",) if biased else ()
     return Propagation(tuple(s.name for s in stages), h, g, h_predicted, g_predicted,
                        _distance(h, g, h_predicted, g_predicted), chance, slope, notes)
 
 
-def _slope(stages: Sequence[Stage]) -> float:
-    """Of the activations, below 0. An error where the recursion does not hold."""
+def _slope(stages: Sequence[ChainStage]) -> float:
+    """Return the common slope of the activations below 0; raise an error where the recursion does not hold."""
     for s in stages:
         if not isinstance(s.module, nn.Linear):
-            raise SelectionError(f"layer {s.name!r} is a {type(s.module).__name__}: the recursion is for chains of dense layers. "
-                                 f"richter.kernels.forward_kernel and backward_kernel measure any layer, without a theory.")
+            raise SelectionError(f"layer {s.name!r} is a {type(s.module).__name__}: the recursion describes chains of dense "
+                                 f"layers. richter.kernels.forward_kernel and backward_kernel measure any layer, without a "
+                                 f"theory.")
     if len(stages) < 2:
-        raise SelectionError("the network has depth 1, and no hidden layer: its kernels are those of its inputs, and nothing "
-                             "propagates. A chain of at least two dense layers is needed.")
+        raise SelectionError("the network has depth 1, without a hidden layer, so nothing propagates: its kernels are those of "
+                             "its inputs. Give a chain of at least two dense layers.")
     slopes = set[float]()
     for s in stages[:-1]:
         acts = [m for m in s.after if not isinstance(m, QUIET)]
         if len(acts) != 1 or not isinstance(acts[0], (nn.ReLU, nn.LeakyReLU)):
             names = ", ".join(type(m).__name__ for m in acts) or "no activation"
             raise SelectionError(f"after layer {s.name!r} comes {names}: the recursion needs an activation with phi(a u) = "
-                                 f"a phi(u) for a > 0, ReLU or LeakyReLU: only then does the size of weights not matter.")
+                                 f"a phi(u) for a > 0 (ReLU or LeakyReLU), because only then the size of weights does not "
+                                 f"matter.")
         slopes.add(float(getattr(acts[0], "negative_slope", 0.0)))
     if len(slopes) > 1:
         raise SelectionError(f"the activations have {len(slopes)} different slopes below 0 "
-                             f"({', '.join(map(str, sorted(slopes)))}): the recursion is for one.")
+                             f"({', '.join(map(str, sorted(slopes)))}): the recursion needs a single slope.")
     last = [m for m in stages[-1].after if not isinstance(m, QUIET)]
     if last:
-        raise SelectionError(f"the network ends with {type(last[0]).__name__}: the recursion is for gradients of the last "
+        raise SelectionError(f"the network ends with {type(last[0]).__name__}, but the recursion describes gradients of the last "
                              f"layer's own outputs. Give the network without it.")
     return slopes.pop()
 
 
-def _cosines(model: nn.Module, stages: Sequence[Stage], x: Float[Tensor, "n ..."]) -> tuple[Cosines, Cosines]:
-    """Of pairs i < j: what each stage reads, and its gradients, summed over outputs: [layers, pairs] each."""
+def _cosines(model: nn.Module, stages: Sequence[ChainStage], x: Float[Tensor, "n ..."]) -> tuple[Cosines, Cosines]:
+    """Cosines of pairs i < j: of each stage's inputs, and of its backward signals, summed over outputs; [layers, pairs] each."""
     read, wrote = list[Tensor](), list[Tensor]()
     with quiet(model):
-        h = x.clone()  # a first module that works in place then writes into the clone
+        h = x.clone()  # a clone, because a first module that works in place would write into x
         for s in stages:
             h = composed(s.before, h)
             if h.dim() != 2:
-                raise SelectionError(f"layer {s.name!r} reads {list(h.shape)}: the recursion is for one vector for each example, "
-                                     f"[n, d], and this layer reads several (tokens, places). Flatten them before the first "
+                raise SelectionError(f"layer {s.name!r} reads {list(h.shape)}: the recursion needs one vector per example, "
+                                     f"[n, d], and this layer reads several (tokens, pixels). Flatten them before the first "
                                      f"layer.")
             read.append(h)
             wrote.append(s.module(h).requires_grad_())
-            h = composed(s.after, wrote[-1].clone())  # an activation in place then writes into the clone
+            h = composed(s.after, wrote[-1].clone())  # a clone, because an activation may work in place
         if h.dim() != 2:
-            raise SelectionError(f"the network's output has shape {tuple(h.shape)}: outputs [n, k] are needed.")
+            raise SelectionError(f"the network's output has shape {tuple(h.shape)}: it must be [n, k].")
         grams = [torch.zeros(len(x), len(x), dtype=torch.float64, device=x.device) for _ in stages]
         for k in range(h.shape[1]):
             for gram, g in zip(grams, torch.autograd.grad(h[:, k].sum(), wrote, retain_graph=True), strict=True):
@@ -184,15 +189,15 @@ def _cosines(model: nn.Module, stages: Sequence[Stage], x: Float[Tensor, "n ..."
 
 
 def _distance(h: Cosines, g: Cosines, h_predicted: Cosines, g_predicted: Cosines) -> float:
-    """Without the first layer's inputs and the last layer's gradients, which agree by construction. Examples without features
-    in a layer have no cosine there; NaN where none has one."""
+    """Distance without the first layer's inputs and the last layer's gradients, which agree by construction. Examples without
+    features in a layer have no cosine there; NaN if none has one."""
     apart = np.concatenate([(h - h_predicted)[1:], (g - g_predicted)[:-1]])
     apart = apart[np.isfinite(apart)]
     return float(np.sqrt(np.mean(apart**2))) if apart.size else math.nan
 
 
-def _drawn(model: nn.Module, x: Tensor, slope: float, seed: int) -> tuple[nn.Module, list[Stage]]:
-    """A copy with weights N(0, 2 / ((1 + slope^2) fan_in)) and no biases."""
+def _drawn(model: nn.Module, x: Tensor, slope: float, seed: int) -> tuple[nn.Module, list[ChainStage]]:
+    """Return a copy with weights N(0, 2 / ((1 + slope^2) fan_in)) and no biases."""
     draw = torch.Generator().manual_seed(seed)
     with torch.inference_mode(False), torch.no_grad():  # a copy made in inference mode would have no gradients
         other = copy.deepcopy(model)

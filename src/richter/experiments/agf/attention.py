@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from richter.core import Interval, Ref
-from richter.experiments.agf.staircases import Numbers, around, crossings, draw_staircase, evenly, off, plateaus
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.agf.staircases import (
+    Numbers,
+    crossings,
+    draw_staircase,
+    even_times,
+    plateaus,
+    relative_error,
+    times_around,
+)
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.report.drawing import COLOURS, caption, label, panels, points, styled
-from richter.runs import Writer
 from richter.theory import agf, alternating
 from richter.theory.arrays import normal
 
@@ -28,9 +34,9 @@ TRIES = 30  # seeds for each draw, until one is separated
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Four components with eigenvalues ~ 1/i of sum 2, 32 examples in a context, five heads with entries of size ``alpha``. Seeds
-    whose predicted jumps are not separated are passed over; the flow is not looked at for that."""
+class AgfAttentionSettings:
+    """Four components with eigenvalues ~ 1/i of sum 2, 32 examples in a context, five heads with entries of size ``alpha``.
+    Draws whose predicted jumps are not separated are skipped, by the prediction alone."""
 
     d: int = 4
     length: int = 32
@@ -39,16 +45,6 @@ class Settings:
     draws: tuple[int, ...] = tuple(range(10))
     times: Literal["agf", "evenly", "forgetful"] = "agf"  # evenly from first to last; utilities forgotten at every jump
     levels: Literal["agf", "long"] = "agf"  # as if contexts were infinitely long
-
-
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    draw: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, draws=(), times="agf", levels="agf"), draw) for draw in s.draws]
 
 
 def eigenvalues(d: int, decay: float = 1.0) -> Numbers:
@@ -62,9 +58,9 @@ def long_levels(lam: Numbers) -> Numbers:
     return np.maximum(lam.sum() - np.cumsum(lam), 1e-9) / 2
 
 
-def predicted(s: Settings, seed: int, keep: bool = True) -> alternating.Learned:
-    """By the algorithm. The population's loss is |B - E^1/2 M Lambda^1/2|^2 / 2 and a constant, with M = sum_h v k q^T, E the
-    second moment of sum_n y_n x_n and B = N E^-1/2 Lambda^3/2: a network of heads on a single example."""
+def predicted(s: AgfAttentionSettings, seed: int, keep: bool = True) -> alternating.Learned:
+    """Jumps that the algorithm predicts. The population's loss is |B - E^1/2 M Lambda^1/2|^2 / 2 and a constant, with M =
+    sum_h v k q^T, E the second moment of sum_n y_n x_n and B = N E^-1/2 Lambda^3/2: a network of heads on a single example."""
     lam, N = torch.from_numpy(eigenvalues(s.d)), s.length
     E = N * (N + 1) * lam**2 + N * lam.sum() * lam
     v, k, q = (s.alpha * normal(*shape, seed=seed + i) for i, shape in enumerate(((s.heads,), (s.heads, s.d), (s.heads, s.d))))
@@ -80,7 +76,7 @@ def predicted(s: Settings, seed: int, keep: bool = True) -> alternating.Learned:
         return agf.alternating_flows(head, theta, one, target, keep=keep)
 
 
-def separated(s: Settings, draw: int) -> tuple[int, alternating.Learned]:
+def separated(s: AgfAttentionSettings, draw: int) -> tuple[int, alternating.Learned]:
     """The first seed of a draw whose predicted jumps, one for each component, are separated."""
     for seed in range(10 * TRIES * draw, 10 * TRIES * draw + TRIES):
         learned = predicted(s, seed)
@@ -89,35 +85,37 @@ def separated(s: Settings, draw: int) -> tuple[int, alternating.Learned]:
     raise RuntimeError(f"no seed of draw {draw} has separated jumps")
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[AgfAttentionSettings], run: Writer) -> Mapping[str, ArrayLike]:
     """Jump times and plateaus of the flow, and what is predicted."""
     s = t.settings
     seed, learned = separated(s, t.draw)
     lam = eigenvalues(s.d)
     unit = 1 / (s.alpha * s.length * lam.max() ** 2)  # of the times of the flow
     times, levels = np.asarray(learned.staircase.times) / unit, np.asarray(agf.attention(lam, s.length).levels)
-    grid = around(times, 1.2 * times[-1], points=200)
+    grid = times_around(times, 1.2 * times[-1], points=200)
     _, loss, _ = agf.attention_flow(lam, s.length, s.heads, s.alpha, grid, seed=seed)
     seen = crossings(grid, loss, levels)
     forgetful = np.asarray(predicted(s, seed, keep=False).staircase.times)[:s.d] / unit
     curve = np.linspace(0, grid[-1], 1_000)
-    return {"seen": seen, "agf": times, "evenly": evenly(seen), "forgetful": forgetful, "tried": seed - 10 * TRIES * t.draw + 1,
+    return {"seen": seen, "agf": times, "evenly": even_times(seen), "forgetful": forgetful,
+            "tried": seed - 10 * TRIES * t.draw + 1,
             "plateaus": plateaus(grid, loss, seen), "levels_agf": levels[1:], "levels_long": long_levels(lam),
             "first": levels[0], "t": curve, "loss": np.interp(curve, grid, loss)}
 
 
 def time_error(r: Results) -> float:
     """The largest relative error of a jump time."""
-    return float(off(r[r.settings.times], r["seen"]).max())
+    return float(relative_error(r[r.settings.times], r["seen"]).max())
 
 
 def share_of_even(r: Results) -> float:
-    """That error in units of the one of even spacing, between the flow's own first and last jump."""
-    return time_error(r) / float(off(r["evenly"], r["seen"]).max())
+    """Largest time error of the algorithm over that of evenly spaced times between the flow's first and last jump."""
+    return time_error(r) / float(relative_error(r["evenly"], r["seen"]).max())
 
 
 def level_error(r: Results) -> float:
-    return float(off(r[f"levels_{r.settings.levels}"], r["plateaus"]).max())
+    """Largest relative error of the level of a plateau."""
+    return float(relative_error(r[f"levels_{r.settings.levels}"], r["plateaus"]).max())
 
 
 @styled
@@ -142,7 +140,8 @@ LONG = Control("levels as if contexts were infinitely long", {"levels": "long"})
 SEEN = "independent check, one seed: .5621 .3555 .2251 .1322 for .5622 .3555 .2251 .1322"
 EXPERIMENT = Experiment(
     name="agf_attention", ref=Ref("agf", "Sec. 5"), title="the flow of linear attention learns principal components in jumps",
-    smoke=Settings(draws=(0, 1)), paper=Settings(), tasks=tasks, work=work, figures={"agf_attention": draw},
+    smoke=AgfAttentionSettings(draws=(0, 1)), paper=AgfAttentionSettings(), over=("draw",), analysis=("times", "levels"),
+    work=work, figures={"agf_attention": draw},
     start={"draws": (0,), "alpha": 1e-2}, reduced="two of ten draws of initial weights",
     claims=(
         Claim("largest relative error of a level of the flow", level_error, Interval(high=1e-3), LONG, paper="equal", source=SEEN,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from richter.core import Interval, Ref
-from richter.experiments.agf.staircases import Numbers, around, crossings, draw_staircase, evenly, off
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.agf.staircases import Numbers, crossings, draw_staircase, even_times, relative_error, times_around
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, styled
-from richter.runs import Writer
 from richter.theory import agf
 
 if TYPE_CHECKING:
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
+class AgfDiagonalSettings:
     """Normal inputs [n, d], normal coefficients, no noise; alpha from exp(-4) to exp(-128). A jump is where the loss has fallen
     half way from a level to the next."""
 
@@ -32,18 +30,7 @@ class Settings:
     seeds: tuple[int, ...] = tuple(range(10))
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    log: float
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, logs=(), seeds=(), times="agf"), log, seed) for seed in s.seeds for log in s.logs]
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[AgfDiagonalSettings], run: Writer) -> Mapping[str, ArrayLike]:
     """Jump times in units of log(1/alpha), of the flow and by three rules, as [jumps] padded with NaN to 3 d."""
     s = t.settings
     draw = np.random.default_rng((t.seed, 21))
@@ -51,37 +38,38 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     y = X @ draw.standard_normal(s.d)
     stairs = agf.diagonal(X, y).staircase
     times, levels = np.asarray(stairs.times), np.asarray(stairs.levels)
-    grid = around(times, 1.5 * times[-1])
+    grid = times_around(times, 1.5 * times[-1])
     loss = np.asarray(agf.simulate_diagonal(X, y, t.log, grid))
     seen = crossings(grid, loss, levels)
     own = np.sort(1 / np.abs(X.T @ y / s.n))
     own = np.concatenate([own, np.full(max(0, len(times) - s.d), own[-1])])[:len(times)]
     curve = np.linspace(0, 1.5, 1_000) * times[-1]
     shown = np.interp(curve, grid, loss)
-    return {"seen": padded(seen, s.d), "agf": padded(times, s.d), "own": padded(own, s.d), "evenly": padded(evenly(times), s.d),
+    return {"seen": padded(seen, s.d), "agf": padded(times, s.d), "own": padded(own, s.d),
+            "evenly": padded(even_times(times), s.d),
             "levels": padded(levels, s.d), "t": curve, "loss": shown,
             "gap": np.abs(shown - np.asarray(stairs.loss(curve))).mean() / levels[0]}
 
 
 def padded(values: Numbers, d: int) -> Numbers:
-    """To one length: a coordinate that sleeps again makes a jump more."""
+    """Values padded with NaN to one length. A coordinate that becomes zero again makes one more jump."""
     return np.concatenate([values, np.full(3 * d + 1 - len(values), np.nan)])
 
 
 def worst(r: Results, log: float) -> float:
     """The largest relative error of a jump time."""
     here = r.where(log=log)
-    return float(np.nanmax(off(here[r.settings.times], here["seen"])))
+    return float(np.nanmax(relative_error(here[r.settings.times], here["seen"])))
 
 
 def typical(r: Results, log: float) -> float:
     """The median relative error of the jumps of one problem."""
     here = r.where(log=log)
-    return float(np.nanmedian(off(here[r.settings.times], here["seen"])))
+    return float(np.nanmedian(relative_error(here[r.settings.times], here["seen"])))
 
 
 def ratio(r: Results) -> float:
-    """By how much the error is multiplied when log(1/alpha) doubles: geometric mean from the first to the last."""
+    """Factor on the error when log(1/alpha) doubles: geometric mean from the first to the last."""
     logs = r.distinct("log")
     return float((worst(r, logs[-1]) / worst(r, logs[0])) ** (1 / np.log2(logs[-1] / logs[0])))
 
@@ -99,7 +87,7 @@ def draw(results: Results) -> Figure:
     names = {"agf": "alternating flows", "own": "each coordinate by its first pull", "evenly": "evenly spaced"}
     for colour, (name, words) in zip(COLOURS, names.items(), strict=False):
         here = [results.where(log=log) for log in logs]
-        band(right, logs, np.stack([np.nanmax(off(h[name], h["seen"]), 1) for h in here], 1), colour, words)
+        band(right, logs, np.stack([np.nanmax(relative_error(h[name], h["seen"]), 1) for h in here], 1), colour, words)
     line(right, logs, 1 / np.array(logs), label="1 / log(1/alpha)", style=":")
     label(right, "log(1/alpha)", "largest relative error of a jump time", log="xy", legend=True)
     caption(figure, "Coordinates are learned one after the other. Times that alternating flows predict come true as weights "
@@ -116,7 +104,8 @@ WORST = ("1.1 % for the typical problem, 0.2 to 2.6 % over ten; of the first 30 
          "doubles")
 EXPERIMENT = Experiment(
     name="agf_diagonal", ref=Ref("agf", "Theorem 3.1"), title="alternating flows become the flow of a diagonal linear network",
-    smoke=Settings(seeds=(0, 1, 2, 3, 4)), paper=Settings(), tasks=tasks, work=work, figures={"agf_diagonal": draw},
+    smoke=AgfDiagonalSettings(seeds=(0, 1, 2, 3, 4)), paper=AgfDiagonalSettings(), over=("log", "seed"), analysis=("times",),
+    work=work, figures={"agf_diagonal": draw},
     start={"seeds": (0,), "logs": (4.0,)}, quick=True, reduced="five of ten problems",
     missing={"Theorem 3.1": "the paper's own problems are not known to us: random ones, 40 examples of 6 inputs"},
     claims=(

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from richter.core import Interval, Ref
 from richter.experiments.agf.attention import eigenvalues, long_levels
-from richter.experiments.agf.staircases import Numbers, crossings, draw_staircase, off, plateaus
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.agf.staircases import Numbers, crossings, draw_staircase, plateaus, relative_error
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.report.drawing import COLOURS, band, caption, label, panels, styled
-from richter.runs import Writer
 from richter.theory import agf
 
 if TYPE_CHECKING:
@@ -23,9 +21,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """As in the paper's code four components, 32 examples in a context, five heads; but heads start larger and batches are
-    smaller than there (1e-3 and 8,192), to need fewer steps, and the rate is 0.02 for 0.01."""
+class AgfHeadsSettings:
+    """Four components, 32 examples in a context and five heads, as in the paper's code. Heads start larger and batches are
+    smaller than there (1e-3 and 8,192), to need fewer steps, and the rate is 0.02 in place of 0.01."""
 
     d: int = 4
     length: int = 32
@@ -39,17 +37,7 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, seeds=(), levels="agf"), seed) for seed in s.seeds]
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[AgfHeadsSettings], run: Writer) -> Mapping[str, ArrayLike]:
     """The population's loss of the heads, and what they have learned of each component, at 300 steps."""
     s = t.settings
     lam = torch.from_numpy(eigenvalues(s.d, s.decay))
@@ -93,13 +81,13 @@ def jumps(one: Mapping[str, Numbers]) -> Numbers:
 def level_error(r: Results) -> float:
     """The largest relative error of a level between jumps, and at the end."""
     ((_, one),) = r
-    return float(off(one[f"levels_{r.settings.levels}"][1:], plateaus(one["steps"], one["losses"], jumps(one))).max())
+    return float(relative_error(one[f"levels_{r.settings.levels}"][1:], plateaus(one["steps"], one["losses"], jumps(one))).max())
 
 
 def value_error(r: Results) -> float:
     """The largest relative error of what is learned of a component; at the end, as the mean of the last tenth."""
     modes = r["modes"][:, -len(r["steps"][0]) // 10:].mean(1)
-    return float(off(r["values"] if r.settings.levels == "agf" else 1 / (33 * eigenvalues(r.settings.d)), modes).max())
+    return float(relative_error(r["values"] if r.settings.levels == "agf" else 1 / (33 * eigenvalues(r.settings.d)), modes).max())
 
 
 @styled
@@ -119,7 +107,8 @@ def draw(results: Results) -> Figure:
 LONG = Control("as if contexts were infinitely long", {"levels": "long"})
 EXPERIMENT = Experiment(
     name="agf_heads", ref=Ref("agf", "Sec. 5"), title="trained linear attention learns principal components in their order",
-    smoke=Settings(seeds=(0,), steps=4_000), paper=Settings(), tasks=tasks, work=work, figures={"agf_heads": draw},
+    smoke=AgfHeadsSettings(seeds=(0,), steps=4_000), paper=AgfHeadsSettings(), over=("seed",), analysis=("levels",), work=work,
+    figures={"agf_heads": draw},
     start={"steps": 1}, reduced="one training of five, of 4,000 steps",
     missing={"Sec. 5": "heads start from 1e-2 and see batches of 1,024 contexts; the paper's code has 1e-3 and 8,192"},
     claims=(

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from richter.core import Interval, Ref
-from richter.experiments.agf.staircases import Numbers, around, crossings, draw_staircase, evenly, off, plateaus
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.agf.staircases import (
+    Numbers,
+    crossings,
+    draw_staircase,
+    even_times,
+    plateaus,
+    relative_error,
+    times_around,
+)
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.linalg import haar
 from richter.report.drawing import COLOURS, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.theory import agf
 
 if TYPE_CHECKING:
@@ -24,7 +30,7 @@ KINDS = ("commuting", "other")
 
 
 @dataclass(frozen=True)
-class Settings:
+class AgfLinearSettings:
     """E[y x^T] has singular values that fall by a factor of about 1.6, E[x x^T] eigenvalues from .7 to 1.4: along the same
     directions (commuting), or along random ones (other)."""
 
@@ -34,20 +40,10 @@ class Settings:
     times: Literal["agf", "evenly", "reversed"] = "agf"
     levels: Literal["agf", "white"] = "agf"  # as if inputs were white
     seeds: tuple[int, ...] = tuple(range(10))
+    kinds: ClassVar = KINDS
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    kind: str
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, seeds=(), times="agf", levels="agf"), kind, seed) for kind in KINDS for seed in s.seeds]
-
-
-def problem(s: Settings, kind: str, seed: int) -> tuple[Numbers, Numbers]:
+def problem(s: AgfLinearSettings, kind: str, seed: int) -> tuple[Numbers, Numbers]:
     """E[x x^T] and E[y x^T]."""
     draw = np.random.default_rng((seed, 22))
     strengths = 4 * 1.6 ** -(np.arange(s.d) + draw.uniform(-0.15, 0.15, s.d))
@@ -56,16 +52,16 @@ def problem(s: Settings, kind: str, seed: int) -> tuple[Numbers, Numbers]:
     return (axes * draw.uniform(0.7, 1.4, s.d)) @ axes.T, (U * strengths) @ V.T
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[AgfLinearSettings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     Sxx, Syx = problem(s, t.kind, t.seed)
     stairs = agf.linear(Sxx, Syx)
     times, levels = np.asarray(stairs.times), np.asarray(stairs.levels)
-    grid = around(times, 1.3 * times[-1])
+    grid = times_around(times, 1.3 * times[-1])
     loss = np.asarray(agf.simulate_linear(Sxx, Syx, s.width, s.log, grid, seed=t.seed))
     seen = crossings(grid, loss, levels)
     white = np.linalg.svd(Syx, compute_uv=False) ** 2
-    return {"seen": seen, "agf": times, "evenly": evenly(seen), "reversed": times[0] + times[-1] - times[::-1],
+    return {"seen": seen, "agf": times, "evenly": even_times(seen), "reversed": times[0] + times[-1] - times[::-1],
             "plateaus": plateaus(grid, loss, seen)[:-1], "levels_agf": levels[1:-1],
             "levels_white": np.cumsum(white[::-1])[::-1][1:] / 2, "t": np.linspace(0, grid[-1], 1_000), "first": levels[0],
             "loss": np.interp(np.linspace(0, grid[-1], 1_000), grid, loss)}
@@ -74,18 +70,19 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 def late(r: Results, kind: str) -> float:
     """The largest relative error of a jump time but the first."""
     here = r.where(kind=kind)
-    return float(off(here[r.settings.times], here["seen"])[:, 1:].max())
+    return float(relative_error(here[r.settings.times], here["seen"])[:, 1:].max())
 
 
 def first(r: Results, kind: str) -> float:
+    """Largest relative error of the first jump time."""
     here = r.where(kind=kind)
-    return float(off(here[r.settings.times], here["seen"])[:, 0].max())
+    return float(relative_error(here[r.settings.times], here["seen"])[:, 0].max())
 
 
 def level(r: Results, kind: str) -> float:
     """The largest relative error of a level between two jumps."""
     here = r.where(kind=kind)
-    return float(off(here[f"levels_{r.settings.levels}"], here["plateaus"]).max())
+    return float(relative_error(here[f"levels_{r.settings.levels}"], here["plateaus"]).max())
 
 
 @styled
@@ -115,6 +112,7 @@ SEEN = "independent check: 3 % for the first jump and 0 to 1 % for later ones (c
 
 
 def of_kind(kind: str, words: str, place: str) -> tuple[Claim, Claim, Claim]:
+    """Claims on moments that commute, or on others."""
     return (Claim(f"{words}: largest relative error of a jump time behind the first", lambda r: late(r, kind),
                   Interval(high=0.05), (EVENLY, REVERSED), places=(place,), source=f"bar set with the task; {SEEN}", over="seed"),
             Claim(f"{words}: relative error of the first jump time", lambda r: first(r, kind), Interval(high=0.10), LARGE,
@@ -125,7 +123,8 @@ def of_kind(kind: str, words: str, place: str) -> tuple[Claim, Claim, Claim]:
 
 EXPERIMENT = Experiment(
     name="agf_linear", ref=Ref("agf", "Sec. 4"), title="linear networks of two layers learn singular directions in jumps",
-    smoke=Settings(seeds=(0, 1, 2)), paper=Settings(), tasks=tasks, work=work, figures={"agf_linear": draw},
+    smoke=AgfLinearSettings(seeds=(0, 1, 2)), paper=AgfLinearSettings(), over=("kind", "seed"), analysis=("times", "levels"),
+    work=work, figures={"agf_linear": draw},
     places=("Sec. 4", "Conjecture 4.1"), start={"seeds": (0,), "log": 2.0}, reduced="three of ten problems", quick=True,
     missing=dict.fromkeys(("Sec. 4", "Conjecture 4.1"), "the paper's own problems are not known to us: random ones of 5 modes"),
     claims=(*of_kind("commuting", "moments commute", "Sec. 4"), *of_kind("other", "moments do not commute", "Conjecture 4.1")))

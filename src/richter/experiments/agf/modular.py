@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize
 
-from richter.core import Interval, Ref
-from richter.experiments.agf.staircases import Numbers, crossings, descend, draw_staircase, evenly, off
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.agf.staircases import Numbers, crossings, descend, draw_staircase, even_times, relative_error
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.theory import agf, alternating
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ CLEAR = 0.01  # frequencies are separated where the predicted staircase comes so
 
 
 @dataclass(frozen=True)
-class Settings:
+class AgfModularSettings:
     """A template of ``p`` numbers with two frequencies, whose sizes change places with the seed, and random phases. Neurons start
     with norm ``alpha``. Descent in short steps for the flow. Jumps are those of the algorithm, one for each neuron that wakes."""
 
@@ -44,22 +42,12 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, seeds=(), order="sizes", times="agf", enough=6), seed) for seed in s.seeds]
-
-
 def wave(p: int, frequency: int, size: float, phase: float) -> Numbers:
-    """With a Fourier coefficient of this size."""
+    """Cosine with a Fourier coefficient of this size."""
     return 2 / p * size * np.cos(2 * np.pi * frequency * np.arange(p) / p + phase)
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[AgfModularSettings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     draw = np.random.default_rng((t.seed, 25))
     sizes = s.sizes if t.seed % 2 == 0 else s.sizes[::-1]
@@ -82,7 +70,7 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     seen = crossings(grid, loss, stairs)
     levels = np.asarray(agf.modular(sum(parts)).levels) * s.p / 2  # of E|y - f|^2 / 2
     middle = plateau(np.asarray(grid, dtype=np.float64), loss, float(levels[1]))
-    even = evenly(seen[np.isfinite(seen)])
+    even = even_times(seen[np.isfinite(seen)])
     return {**{name: padded(values, s.neurons) for name, values in (("seen", seen), ("agf", times), ("evenly", even),
                                                                     ("stairs", stairs))},
             "t": grid, "loss": loss, "shares": shares, "sizes": sizes, "plateau": middle, "levels": levels,
@@ -100,10 +88,11 @@ def plateau(t: Numbers, loss: Numbers, level: float) -> float:
 
 
 def padded(values: Numbers, neurons: int) -> Numbers:
+    """Values padded with NaN to one length."""
     return np.concatenate([values, np.full(2 * neurons + 1 - len(values), np.nan)])[:2 * neurons + 1]
 
 
-def residual(s: Settings, count: int, seed: int) -> float:
+def residual(s: AgfModularSettings, count: int, seed: int) -> float:
     """The least loss of so many neurons on a template of one frequency, in units of that of none: the best of restarts."""
     draw = np.random.default_rng((seed, count, 26))
     x, y = (np.asarray(a) for a in agf.modular_pairs(wave(s.p, 1, 10.0, draw.uniform(0, 2 * np.pi))))
@@ -132,21 +121,23 @@ def ordered(r: Results) -> float:
 
 def time_error(r: Results) -> float:
     """The median relative error of the times of the algorithm's jumps."""
-    return float(np.nanmedian(off(r[r.settings.times], r["seen"])))
+    return float(np.nanmedian(relative_error(r[r.settings.times], r["seen"])))
 
 
 def share_of_even(r: Results) -> float:
-    return time_error(r) / float(np.nanmedian(off(r["evenly"], r["seen"])))
+    """Median time error of the algorithm over that of evenly spaced times."""
+    return time_error(r) / float(np.nanmedian(relative_error(r["evenly"], r["seen"])))
 
 
 def level_error(r: Results) -> float:
-    """Of the plateau between the two frequencies, relative. By index: of the level that there would be in the other order."""
+    """Relative error of the level of the plateau between the two frequencies. With ``order="index"`` the level is that of the
+    reverse order."""
     level = r["levels"][:, 1] if r.settings.order == "sizes" else r["levels"][:, 0] - r["levels"][:, 1]
-    return float(off(level, r["plateau"]).max())
+    return float(relative_error(level, r["plateau"]).max())
 
 
-def left(r: Results, fewer: int = 0) -> float:
-    """What ``enough`` neurons leave of the loss; or one fewer."""
+def remaining_loss(r: Results, fewer: int = 0) -> float:
+    """Largest loss that ``enough`` neurons leave, or ``fewer`` neurons less than that."""
     return float(r["residuals"][:, r.settings.counts.index(r.settings.enough - fewer)].max())
 
 
@@ -184,7 +175,8 @@ LATE = ("12 % (3 to 22 % over seeds) for 5 %. The first two jumps come within 4 
 EXPERIMENT = Experiment(
     name="agf_modular", ref=Ref("agf", "Sec. 6"),
     title="quadratic networks learn the Fourier components of modular addition by their sizes",
-    smoke=Settings(seeds=(0,)), paper=Settings(), tasks=tasks, work=work, figures={"agf_modular": draw},
+    smoke=AgfModularSettings(seeds=(0,)), paper=AgfModularSettings(), over=("seed",), analysis=("order", "times", "enough"),
+    work=work, figures={"agf_modular": draw},
     start={"seeds": (0,), "lr": 0.1, "counts": (4, 5, 6), "restarts": 1}, reduced="one of five seeds",
     tried="coefficients of 5 and 10, with which the plateau of one seed was 8 % off, and seeds with separated jumps alone, of "
           "which one of five was left",
@@ -200,7 +192,7 @@ EXPERIMENT = Experiment(
               differs={"paper": LATE}),
         Claim("that error in units of the one of evenly spaced jumps", share_of_even, Interval(high=0.99), EVENLY,
               source="set with the task: below even spacing", over="seed"),
-        Claim("one frequency: share of the loss that six neurons leave", left, Interval(high=1e-12),
+        Claim("one frequency: share of the loss that six neurons leave", remaining_loss, Interval(high=1e-12),
               Control("five neurons", {"enough": 5}), paper="0", over="seed",
               source="independent check: 2e-30; five leave 2.94. Here the best of five comes down to 1e-6, slowly"),
     ))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from richter.core import Interval, Ref
-from richter.experiments.agf.staircases import Numbers, crossings, descend, draw_staircase, off, plateaus
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.agf.staircases import Numbers, crossings, descend, draw_staircase, plateaus, relative_error
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.report.drawing import COLOURS, caption, label, panels, points, styled
-from richter.runs import Writer
 from richter.tasks import digits
 from richter.theory import agf, alternating
 
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
+class AgfReluSettings:
     """Three digits, 40 of each, by their first six principal components, centred and of one scale; centred one-hot targets.
     Neurons start with norm ``alpha``. Descent in steps of 0.02."""
 
@@ -39,17 +37,7 @@ class Settings:
     seeds: tuple[int, ...] = tuple(range(10))
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, seeds=(), times="agf", levels="agf"), seed) for seed in s.seeds]
-
-
-def data(s: Settings, seed: int) -> tuple[Numbers, Numbers]:
+def data(s: AgfReluSettings, seed: int) -> tuple[Numbers, Numbers]:
     """Inputs [n, components] and targets [n, classes]; other examples for another seed."""
     draw, every = np.random.default_rng((seed, 23)), digits()
     x, y = every.x.flatten(1).double().numpy(), every.y.numpy()
@@ -60,7 +48,7 @@ def data(s: Settings, seed: int) -> tuple[Numbers, Numbers]:
     return x / np.sqrt((x**2).mean()), Y - Y.mean(0)
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[AgfReluSettings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     x, y = data(s, t.seed)
     theta = np.random.default_rng((t.seed, 24)).standard_normal((s.neurons, s.components + len(s.classes)))
@@ -83,11 +71,12 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 
 def time_error(r: Results) -> float:
     """The largest relative error of a jump time."""
-    return float(off(r[r.settings.times], r["seen"]).max())
+    return float(relative_error(r[r.settings.times], r["seen"]).max())
 
 
 def share_of_even(r: Results) -> float:
-    return time_error(r) / float(off(r["evenly"], r["seen"]).max())
+    """Largest time error of the algorithm over that of evenly spaced times."""
+    return time_error(r) / float(relative_error(r["evenly"], r["seen"]).max())
 
 
 def level_error(r: Results) -> float:
@@ -117,7 +106,8 @@ FORGETFUL = Control("accumulated utilities forgotten at every jump", {"times": "
 STEPS = Control("levels evenly from the first to the last", {"levels": "evenly"})
 EXPERIMENT = Experiment(
     name="agf_relu", ref=Ref("agf", "Algorithm 1"), title="alternating flows of ReLU networks on digits, without a closed form",
-    smoke=Settings(seeds=(0, 1)), paper=Settings(), tasks=tasks, work=work, figures={"agf_relu": draw},
+    smoke=AgfReluSettings(seeds=(0, 1)), paper=AgfReluSettings(), over=("seed",), analysis=("times", "levels"), work=work,
+    figures={"agf_relu": draw},
     start={"seeds": (0,), "jumps": 1}, reduced="two of ten seeds",
     tried="60, 30 and 15 examples of the digits from 1e-10: predicted jumps merge (0.7 of what they take), and times are off by "
           "16 to 29 %. A rival that knows the first and the last jump of training, and puts the second between them, is as good "

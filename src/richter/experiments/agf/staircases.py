@@ -1,4 +1,4 @@
-"""What is read off losses that fall in jumps, and simple rivals of a prediction of their times."""
+"""Times and levels of losses that fall in jumps, and simple rivals of a prediction of these times."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Numbers = NDArray[np.float64]
 
 
 def crossings(t: ArrayLike, loss: ArrayLike, levels: ArrayLike) -> Numbers:
-    """When a loss first is half way from each level to the next; NaN where it never is."""
+    """Times at which a loss first is half way from each level to the next; NaN if it never is."""
     times, values, stairs = (np.asarray(a, dtype=float) for a in (t, loss, levels))
     return np.array([_first_below(times, values, half) for half in (stairs[:-1] + stairs[1:]) / 2])
 
 
 def _first_below(t: Numbers, loss: Numbers, level: float) -> float:
-    """Between two points on the straight line."""
+    """Time at which the loss first is at this level, on the straight line between two points; NaN if it never is."""
     i = int(np.argmax(loss <= level))
     if not loss[i] <= level:
         return float("nan")
@@ -30,31 +30,31 @@ def _first_below(t: Numbers, loss: Numbers, level: float) -> float:
 
 
 def plateaus(t: ArrayLike, loss: ArrayLike, jumps: ArrayLike) -> Numbers:
-    """The loss in the middle between each jump and the next, and at the end."""
+    """Loss in the middle between each jump and the next, and at the end."""
     times, seen = np.asarray(t, dtype=float), np.asarray(jumps, dtype=float)
     middles = np.concatenate([(seen[:-1] + seen[1:]) / 2, times[-1:]])
     return np.interp(middles, times, np.asarray(loss, dtype=float))
 
 
-def evenly(jumps: ArrayLike) -> Numbers:
-    """As many times, evenly from the first to the last: a rival that knows both ends."""
+def even_times(jumps: ArrayLike) -> Numbers:
+    """Evenly spaced times from the first jump to the last, as many as there are jumps: a rival that knows both ends."""
     seen = np.asarray(jumps, dtype=float)
     return np.linspace(seen[0], seen[-1], len(seen))
 
 
-def around(jumps: ArrayLike, end: float, points: int = 400, share: float = 0.25) -> Numbers:
-    """Times from 0 to ``end``, more of them around each of these jumps."""
+def times_around(jumps: ArrayLike, end: float, points: int = 400, share: float = 0.25) -> Numbers:
+    """Times from 0 to ``end``, denser around each of these jumps."""
     near = [np.linspace(1 - share, 1 + share, points) * time for time in np.asarray(jumps, dtype=float)]
     return np.unique(np.clip(np.concatenate([np.linspace(0, end, points), *near]), 0, end))
 
 
-def off(predicted: ArrayLike, seen: ArrayLike) -> Numbers:
-    """|predicted / seen - 1|."""
+def relative_error(predicted: ArrayLike, seen: ArrayLike) -> Numbers:
+    """|predicted / measured - 1|."""
     return np.abs(np.asarray(predicted, dtype=float) / np.asarray(seen, dtype=float) - 1)
 
 
 def draw_staircase(ax: Axes, t: ArrayLike, loss: ArrayLike, times: ArrayLike, levels: ArrayLike, flow: str, theory: str) -> None:
-    """A loss along a flow, and the staircase that was predicted."""
+    """Draw a loss along a flow, and the predicted staircase."""
     end = float(np.asarray(t, dtype=float)[-1])
     ends = np.concatenate([[0.0], np.minimum(np.asarray(times, dtype=float), end), [end]])
     ax.plot(np.asarray(t, dtype=float), np.asarray(loss, dtype=float), color=COLOURS[0], linewidth=1.8, label=flow)

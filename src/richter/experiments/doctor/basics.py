@@ -3,10 +3,9 @@ does the magnitude follow the output scale of [lazy]?"""
 
 from __future__ import annotations
 
-from richter.core import Interval, Ref
 from richter.experiments.doctor import drawing, judging
-from richter.experiments.doctor.trainings import Settings, tasks, work
-from richter.experiments.frame import Claim, Control, Experiment
+from richter.experiments.doctor.trainings import DoctorSettings, trainings, work
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref
 
 RULES = tuple(Control(text, {"rule": rule}) for rule, text in judging.RULES.items() if rule != "verdict")
 SCORE = (Control("the test accuracy in its place", {"number": "accuracy"}),)
@@ -17,8 +16,8 @@ DIFFERS = ("17 of 19 on a seed. With weight decay 0.1 features turn (feature_cha
 EXPERIMENT = Experiment(
     name="doctor_basics", ref=Ref("doctor", "Table 1"), places=("Table 1", "Table 2", "Fig. 1"),
     title="the verdict on trainings whose truth is known, and the magnitude by output scale",
-    smoke=Settings(networks=("MLP", "CNN"), scaled=("MLP",), wide=320, seeds=(100,)), paper=Settings(),
-    tasks=tasks, work=work, data=("mnist_5k",), more_data=("shakespeare",),
+    smoke=DoctorSettings(networks=("MLP", "CNN"), scaled=("MLP",), wide=320, seeds=(100,)), paper=DoctorSettings(),
+    over=trainings, analysis=("rule", "number"), work=work, data=("mnist_5k",), more_data=("shakespeare",),
     figures={"doctor_table1": drawing.draw_mlp, "doctor_table2": drawing.draw_others, "doctor_fig1": drawing.draw_scales},
     start={"networks": ("GPT",), "scaled": (), "epochs": 0.0, "seeds": (100,)},
     reduced="one seed of three, the wide MLP 320 in the place of 2,048, output scales of the MLP "

@@ -9,8 +9,9 @@ FAILED = ("collapsed", "not learning")  # a network that answers every example a
 
 
 @dataclass(frozen=True)
-class Case:
-    """One training. ``words`` are the verdicts that its making allows; empty: the linearised network decides (truth.py)."""
+class TrainingCase:
+    """Settings of one training. ``words`` are the verdicts that these settings allow; if empty, the linearised network
+    decides (truth.py)."""
 
     alpha: float = 0.0  # output scale: f = alpha (h(w) - h(w0)), loss / alpha^2; 0: f = h
     init: float = 1.0  # torch's initial weights times this
@@ -27,34 +28,34 @@ class Case:
     remark: str = ""  # that the verdict must make besides, by its first word
 
 
-UNTRAINED = Case(epochs=0.0, words=("untrained",))
-DIVERGED = Case(lr=1e4, words=("diverged",))
+UNTRAINED = TrainingCase(epochs=0.0, words=("untrained",))
+DIVERGED = TrainingCase(lr=1e4, words=("diverged",))
 
-MLP: Mapping[str, Case] = {
-    "output scale 100": Case(alpha=100.0),
-    "output scale 0.1": Case(alpha=0.1),
-    "init x3": Case(init=3.0, lr=0.01),
-    "init x5": Case(init=5.0, lr=0.001),
-    "init x0.2": Case(init=0.2),
-    "init x1e-4": Case(init=1e-4, words=FAILED),
-    "Adam": Case(optimiser="adam", lr=1e-3),
-    "Adam 1e-5": Case(optimiser="adam", lr=1e-5),
-    "Adam 0.3": Case(optimiser="adam", lr=0.3),
-    "SGD 0.1": Case(),
-    "muP-like": Case(maximal=True),
-    "wide": Case(width=8.0),
-    "random labels": Case(optimiser="adam", lr=1e-3, epochs=2.0, random=True),
-    "weight decay 0.1": Case(decay=0.1),
-    "weight decay 0.3": Case(decay=0.3),
-    "fine-tuning": Case(lr=0.01, pretrained=True, remark="fine-tuning"),
-    "frozen backbone": Case(frozen=True, remark="frozen"),
+MLP: Mapping[str, TrainingCase] = {
+    "output scale 100": TrainingCase(alpha=100.0),
+    "output scale 0.1": TrainingCase(alpha=0.1),
+    "init x3": TrainingCase(init=3.0, lr=0.01),
+    "init x5": TrainingCase(init=5.0, lr=0.001),
+    "init x0.2": TrainingCase(init=0.2),
+    "init x1e-4": TrainingCase(init=1e-4, words=FAILED),
+    "Adam": TrainingCase(optimiser="adam", lr=1e-3),
+    "Adam 1e-5": TrainingCase(optimiser="adam", lr=1e-5),
+    "Adam 0.3": TrainingCase(optimiser="adam", lr=0.3),
+    "SGD 0.1": TrainingCase(),
+    "muP-like": TrainingCase(maximal=True),
+    "wide": TrainingCase(width=8.0),
+    "random labels": TrainingCase(optimiser="adam", lr=1e-3, epochs=2.0, random=True),
+    "weight decay 0.1": TrainingCase(decay=0.1),
+    "weight decay 0.3": TrainingCase(decay=0.3),
+    "fine-tuning": TrainingCase(lr=0.01, pretrained=True, remark="fine-tuning"),
+    "frozen backbone": TrainingCase(frozen=True, remark="frozen"),
     "untrained": UNTRAINED,
     "diverged": DIVERGED,
 }
-OTHERS: Mapping[str, Case] = {
-    "lazy": Case(alpha=1000.0),
-    "rich": Case(alpha=0.1),
-    "frozen": Case(optimiser="adam", lr=1e-2, frozen=True, remark="frozen"),
+OTHERS: Mapping[str, TrainingCase] = {
+    "lazy": TrainingCase(alpha=1000.0),
+    "rich": TrainingCase(alpha=0.1),
+    "frozen": TrainingCase(optimiser="adam", lr=1e-2, frozen=True, remark="frozen"),
     "untrained": UNTRAINED,
     "diverged": DIVERGED,
 }

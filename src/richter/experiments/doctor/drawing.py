@@ -8,7 +8,7 @@ import numpy as np
 
 from richter.experiments.doctor import judging, truth
 from richter.experiments.doctor.judging import RULES, WORDS
-from richter.experiments.frame import Results
+from richter.experiments.kit import Results
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, points, styled
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def draw_mlp(results: Results) -> Figure:
     """D and gain of the trainings with the verdict on each, and how often each rule is right."""
     figure, (left, right) = panels(2, across=2)
-    _regions(left, [arrays for _, arrays in judging.judged(results, "MLP")])
+    _regions(left, [arrays for _, arrays in judging.with_known_truth(results, "MLP")])
     _rules(right, results, ("MLP",))
     figure.set_size_inches(figure.get_size_inches()[0], 4.6)
     caption(figure, "The verdict (colours on the left) falls into the regions that the linearised network and the features draw, "
@@ -30,8 +30,8 @@ def draw_mlp(results: Results) -> Figure:
 
 @styled
 def draw_others(results: Results) -> Figure:
-    """How often each rule is right about a CNN and a GPT."""
-    networks = [n for n in ("CNN", "GPT") if any(t.network == n for t, _ in judging.judged(results))]
+    """Draw how often each rule is right about a CNN and a GPT."""
+    networks = [n for n in ("CNN", "GPT") if any(t.network == n for t, _ in judging.with_known_truth(results))]
     figure, axes = panels(max(1, len(networks)), across=max(1, len(networks)))
     for ax, network in zip(axes, networks, strict=False):
         _rules(ax, results, (network,))
@@ -44,11 +44,11 @@ def draw_scales(results: Results) -> Figure:
     """The magnitude by output scale. Far from rich, what a linearisation leaves of a smooth network falls like 1/scale; of ReLU
     like its root, because the share of units that change sides falls like 1/scale, and what they do adds up at random."""
     figure, (ax,) = panels(1, across=1)
-    networks = list(dict.fromkeys(t.network for t, _ in results if t.scale))
+    networks = list(dict.fromkeys(t.network for t, _ in results if judging.in_scale_series(t)))
     for colour, network in zip(COLOURS, networks, strict=False):
         curves: dict[int, dict[float, float]] = {}
         for t, arrays in results:
-            if t.scale and t.network == network:
+            if judging.in_scale_series(t) and t.network == network:
                 curves.setdefault(t.seed, {})[t.case.alpha] = float(arrays["magnitude"])
         scales = sorted(next(iter(curves.values())))
         rows = [[curve[a] for a in scales] for curve in curves.values()]
@@ -78,10 +78,11 @@ def _regions(ax: Axes, runs: list[Any]) -> None:
 
 
 def _rules(ax: Axes, results: Results, networks: tuple[str, ...]) -> None:
-    names = list(dict.fromkeys(t.name for t, _ in judging.judged(results) if t.network in networks))
+    names = list(dict.fromkeys(t.name for t, _ in judging.with_known_truth(results) if t.network in networks))
     for at, rule in enumerate(RULES):
         for row, name in enumerate(names):
-            right = [judging.is_right(a, rule) for t, a in judging.judged(results) if t.network in networks and t.name == name]
+            right = [judging.is_right(a, rule) for t,
+                     a in judging.with_known_truth(results) if t.network in networks and t.name == name]
             ax.plot([at], [row], "o", markersize=6, color=COLOURS[0] if all(right) else "white" if not any(right) else "#9db8d9",
                     markeredgecolor=COLOURS[0])
     ax.set_yticks(range(len(names)), names, fontsize=7)

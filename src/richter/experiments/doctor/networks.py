@@ -20,7 +20,7 @@ CONTEXT = 16  # characters that the GPT sees
 Batch = tuple[Tensor, Tensor]
 
 
-class Scaled(nn.Module):
+class ScaledNetwork(nn.Module):
     """f = alpha (h(w) - h(w0)), trained on loss / alpha^2: the larger alpha, the lazier."""
 
     def __init__(self, body: nn.Module, alpha: float) -> None:
@@ -62,7 +62,7 @@ def cnn(channels: int = 16, classes: int = 10, seed: int = 0) -> nn.Sequential:
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkSetup:
     """A network and what it learns: ``data(seed)`` are examples to train on and others to test on, ``build(width, seed)`` is the
     model, ``features(model, x)`` what its read-out reads, a row for each label; how long it trains, and how many examples
     measure it."""
@@ -81,8 +81,9 @@ def _small_digits(seed: int) -> Split:
 
 
 def _recall(seed: int) -> Split:
-    """Which character of Shakespeare stood before each: attention must find it, so that features can gain. (The next character is
-    mostly noise to a network of this size: no training of a minute would be rich by its gain.)"""
+    """Task of naming the previous character of Shakespeare at each position. Attention must find it, so that features can
+    gain. The next character would be mostly noise to a network of this size: no training of a minute would be rich by its
+    gain."""
     text, draw = shakespeare(), torch.Generator().manual_seed(seed)
     train, test = text.batch(1024, CONTEXT + 1, draw)[0], text.batch(128, CONTEXT + 1, draw, test=True)[0]
     return Split(train[:, 1:], train[:, :-1], test[:, 1:], test[:, :-1])
@@ -100,10 +101,11 @@ def _before_head(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 NETWORKS = {
-    "MLP": Network(lambda seed: digits(seed=seed), 10, lambda width, seed: mlp([64, *[round(256 * width)] * 2, 10], seed=seed),
+    "MLP": NetworkSetup(lambda seed: digits(seed=seed), 10, lambda width,
+                        seed: mlp([64, *[round(256 * width)] * 2, 10], seed=seed),
                    _before_read_out, epochs=40),
-    "CNN": Network(_small_digits, 10, lambda width, seed: cnn(round(16 * width), seed=seed), _before_read_out, epochs=20),
-    "GPT": Network(_recall, 77, lambda width, seed: GPT(77, CONTEXT, round(32 * width), seed=seed), _before_head, epochs=20,
+    "CNN": NetworkSetup(_small_digits, 10, lambda width, seed: cnn(round(16 * width), seed=seed), _before_read_out, epochs=20),
+    "GPT": NetworkSetup(_recall, 77, lambda width, seed: GPT(77, CONTEXT, round(32 * width), seed=seed), _before_head, epochs=20,
                    probe=64),
 }
 
@@ -114,14 +116,14 @@ def cross_entropy(f: Tensor, y: Tensor) -> Tensor:
 
 
 def batches(data: Batch, epochs: int, size: int, draw: torch.Generator) -> list[Batch]:
-    """Shuffled anew for each epoch; the network and its linearised copy see the same."""
+    """Batches in a new order for each epoch; the network and its linearised copy get the same."""
     x, y = data
     return [(x[rows], y[rows]) for _ in range(epochs) for rows in torch.randperm(len(x), generator=draw).split(size)]
 
 
 def train(model: nn.Module, steps: Iterable[Batch], optimiser: torch.optim.Optimizer, divisor: float = 1.0,
           watch: Observer | None = None) -> None:
-    """One step for each batch on the loss / divisor, until it is no number; the Observer is told the loss itself."""
+    """Do one step for each batch on the loss / divisor, until the loss is not finite. The Observer gets the loss itself."""
     for step, (x, y) in enumerate(steps, 1):
         loss = cross_entropy(model(x), y)
         optimiser.zero_grad()

@@ -1,4 +1,5 @@
-"""One training, watched by an Observer and judged by `richter.diagnose`; then its linearised network, and what was true of it."""
+"""One training, watched by an Observer and judged by `richter.diagnose`; then the training of its linearised network, and the
+correct verdict."""
 
 from __future__ import annotations
 
@@ -13,13 +14,22 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from richter.experiments.doctor import judging
-from richter.experiments.doctor.cases import CASES, RATES, SCALES, Case
-from richter.experiments.doctor.networks import NETWORKS, Batch, Linearised, Network, Scaled, batches, optimiser, train
-from richter.experiments.doctor.truth import allowed, departure, learned, ridge_error
+from richter.experiments.doctor.cases import CASES, RATES, SCALES, TrainingCase
+from richter.experiments.doctor.networks import (
+    NETWORKS,
+    Batch,
+    Linearised,
+    NetworkSetup,
+    ScaledNetwork,
+    batches,
+    optimiser,
+    train,
+)
+from richter.experiments.doctor.truth import above_chance, correct_words, departure, ridge_error
+from richter.experiments.kit import Task, Writer
 from richter.instrument.observe import Observer
 from richter.instrument.probe import Probe
 from richter.instrument.verdict import diagnose
-from richter.runs import Writer
 
 if TYPE_CHECKING:
     from richter.tasks import Split
@@ -30,9 +40,9 @@ BASE = 64  # the width at which the maximal-update parametrisation is torch's ow
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Cross-entropy, batches of 64; the probe is of training examples. ``rule`` and ``number`` are what is judged, and change no
-    training; ``wide`` is the width of the widest MLP."""
+class DoctorSettings:
+    """Cross-entropy, batches of 64; the probe has training examples. ``rule`` and ``number`` choose the judged rule and
+    number and change no training. ``wide`` is the width of the widest MLP."""
 
     networks: tuple[str, ...] = ("MLP", "CNN", "GPT")
     scaled: tuple[str, ...] = ("MLP", "CNN", "GPT")  # networks whose output scale is varied
@@ -43,35 +53,23 @@ class Settings:
     number: str = "magnitude"
 
 
-@dataclass(frozen=True)
-class Task:
-    network: str
-    name: str
-    case: Case
-    seed: int
-    epochs: float
-
-    @property
-    def scale(self) -> bool:
-        """Is it one of a series of output scales? Then the scale is its truth."""
-        return self.name.startswith("scale ")
-
-
-def tasks(s: Settings) -> list[Task]:
+def trainings(s: DoctorSettings) -> list[Task[DoctorSettings]]:
+    """Return a task for each case of each network, then for each output scale of the networks whose scale is varied."""
     chosen = [(network, name, case) for network in s.networks for name, case in CASES[network].items()]
-    chosen += [(network, f"scale {alpha:g}", Case(alpha=alpha)) for network in s.scaled for alpha in SCALES]
-    return [Task(network, name, completed(case, network, s), seed, s.epochs)
+    chosen += [(network, f"scale {alpha:g}", TrainingCase(alpha=alpha)) for network in s.scaled for alpha in SCALES]
+    rest = replace(s, networks=(), scaled=(), wide=0, seeds=())
+    return [Task(rest, network=network, name=name, case=with_defaults(case, network, s), seed=seed)
             for seed in s.seeds for network, name, case in chosen]
 
 
-def completed(case: Case, network: str, s: Settings) -> Case:
-    """With the learning rate of its network, if it has none of its own, and the width of the settings."""
+def with_defaults(case: TrainingCase, network: str, s: DoctorSettings) -> TrainingCase:
+    """Return the case with the learning rate of its network, if it has none of its own, and with the width of the settings."""
     rate = RATES[network] * (min(1.0, case.alpha) if case.alpha else 1.0)
     return replace(case, lr=case.lr or rate, width=s.wide / 256 if case.width > 1 else case.width)
 
 
-def prepared(case: Case, network: Network, data: Split, seed: int, epochs: int) -> tuple[nn.Module, Split]:
-    """The network as it is given to the training, and the data that it is to learn."""
+def network_and_data(case: TrainingCase, network: NetworkSetup, data: Split, seed: int, epochs: int) -> tuple[nn.Module, Split]:
+    """Return the network before training, and the data that it is trained on."""
     draw = torch.Generator().manual_seed(seed)
     body = network.build(case.width, seed)
     with torch.no_grad():
@@ -93,19 +91,19 @@ def prepared(case: Case, network: Network, data: Split, seed: int, epochs: int) 
     return body, data
 
 
-def trained(model: nn.Module, case: Case, steps: list[Batch], watch: Observer | None = None) -> None:
-    """One training by the recipe of a case; the linearised network goes through the same."""
+def trained(model: nn.Module, case: TrainingCase, steps: list[Batch], watch: Observer | None = None) -> None:
+    """Train a model by the recipe of a case; the linearised network gets the same training."""
     params = [p for p in model.parameters() if p.requires_grad]
     k = 256 * case.width / BASE
     factors = [k, k, 1.0, k, 1 / k, 1.0] if case.maximal else None  # weight and bias of three layers
     train(model, steps, optimiser(params, case.optimiser, case.lr, case.decay, factors), case.alpha ** 2 or 1.0, watch)
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[DoctorSettings], run: Writer) -> Mapping[str, ArrayLike]:
     case, network = t.case, NETWORKS[t.network]
-    epochs = round(t.epochs * case.epochs * network.epochs)
-    body, data = prepared(case, network, network.data(t.seed), t.seed, epochs)
-    model = Scaled(body, case.alpha) if case.alpha else body
+    epochs = round(t.settings.epochs * case.epochs * network.epochs)
+    body, data = network_and_data(case, network, network.data(t.seed), t.seed, epochs)
+    model = ScaledNetwork(body, case.alpha) if case.alpha else body
     linear = Linearised(model)
     before = features(network, body, data)
     steps = batches((data.x, data.y), epochs, 64, torch.Generator().manual_seed(t.seed))
@@ -119,9 +117,9 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     last, diagnosis = watch.snapshots[-1], diagnose(watch)
     numbers = {"gap": "linearisation_gap", "turn": "feature_change_cka", "magnitude": "magnitude"}
     arrays = {**{k: judging.value(last, name) for k, name in numbers.items()}, "accuracy": accuracy(model, data),
-              "remarked": judging.remarked(case, diagnosis),
+              "remarked": judging.makes_remark(case, diagnosis),
               **judging.words(diagnosis, last)}
-    if t.scale:
+    if judging.in_scale_series(t):
         return arrays
     if case.words:
         return {**arrays, "D": math.nan, "gain": math.nan, "allowed": judging.codes(case.words)}
@@ -129,7 +127,7 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     return {**arrays, **truth(case, network, model, linear, before, features(network, body, data), data)}
 
 
-def features(network: Network, body: nn.Module, data: Split) -> tuple[Tensor, Tensor]:
+def features(network: NetworkSetup, body: nn.Module, data: Split) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         return network.features(body, data.x), network.features(body, data.x_test)
 
@@ -139,12 +137,12 @@ def accuracy(model: nn.Module, data: Split) -> float:
         return (model(data.x_test).argmax(-1) == data.y_test).double().mean().item()
 
 
-def truth(case: Case, network: Network, model: nn.Module, linear: nn.Module, before: tuple[Tensor, Tensor],
+def truth(case: TrainingCase, network: NetworkSetup, model: nn.Module, linear: nn.Module, before: tuple[Tensor, Tensor],
           after: tuple[Tensor, Tensor], data: Split) -> dict[str, ArrayLike]:
-    """D, gain, and the words that are right."""
+    """Distance D from the linearised network, gain of the features, and the correct words."""
     with torch.no_grad():
         D = departure(model(data.x_test), linear(data.x_test))
-    known = learned(accuracy(model, data), data.y_test.numel(), network.classes)
+    known = above_chance(accuracy(model, data), data.y_test.numel(), network.classes)
     y, y_test = data.y.flatten(), data.y_test.flatten()
     if case.random:  # the test is on what was taught: fit one half of it, ask the other
         half = len(y) // 2
@@ -154,4 +152,4 @@ def truth(case: Case, network: Network, model: nn.Module, linear: nn.Module, bef
     if all(torch.isfinite(h).all() for h in after):
         first, now = (ridge_error(h, y, h_test, y_test, network.classes) for h, h_test in (before, after))
         gain = 1 - now / first
-    return {"D": D, "gain": gain, "allowed": judging.codes(allowed(D, gain, known))}
+    return {"D": D, "gain": gain, "allowed": judging.codes(correct_words(D, gain, known))}

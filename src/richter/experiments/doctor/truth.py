@@ -1,5 +1,5 @@
-"""What a training was, by means that the verdict may not use: the linearised network trained on the same batches, ridge
-regression on the features before and after, examples that neither network saw."""
+"""Correct verdict on a training, found by means that the verdict may not use: the linearised network trained on the same
+batches, ridge regression on the features before and after, and examples that neither network was trained on."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ def ridge_error(h: Float[Tensor, "n d"], y: Int[Tensor, " n"], h_test: Float[Ten
     return float(np.square(fit.predict(b / scale) - labels[y_test.cpu().numpy()]).mean())
 
 
-def learned(correct: float, n: int, classes: int) -> bool:
-    """Is the share of n test examples that are named right above guessing?"""
+def above_chance(correct: float, n: int, classes: int) -> bool:
+    """Return whether the share of n test examples that are classified correctly is above chance."""
     chance = 1 / classes
     return correct > chance + DEVIATIONS * math.sqrt(chance * (1 - chance) / n)
 
 
-def allowed(D: float, gain: float, learned: bool) -> tuple[str, ...]:
-    """The words that are right: by whether anything was learned, then by D and gain; between two regions the words of both."""
+def correct_words(D: float, gain: float, learned: bool) -> tuple[str, ...]:
+    """Words that are correct: decided by whether anything was learned, then by D and the gain. Between two regions the words
+    of both are correct."""
     if not learned:
         return FAILED
     if D < LAZY:

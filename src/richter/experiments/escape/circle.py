@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.report.drawing import COLOURS, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.theory import escape
 
 if TYPE_CHECKING:
@@ -26,9 +24,10 @@ LARGEST = 1e8  # the ratio of singular values of a layer that has but one
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The search of ``theory.escape.fastest`` from ``restarts``, best of all; ``width`` units in both hidden layers. ``angles``:
-    of the scan over first layers of one row. ``first`` is the first layer whose speed is read."""
+class EscapeCircleSettings:
+    """Search by ``theory.escape.fastest`` from ``restarts`` starts, of which the best counts; ``width`` units in both hidden
+    layers. ``angles`` is the number of angles in the scan over first layers of one row. ``first`` is the first layer whose
+    speed is read."""
 
     width: int = 24
     restarts: int = 40
@@ -36,16 +35,6 @@ class Settings:
     angles: int = 3601
     seeds: tuple[int, ...] = tuple(range(10))
     first: Literal["own", "other"] = "own"
-
-
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, seeds=(), first="own"), seed) for seed in s.seeds]
 
 
 def circle() -> tuple[Vector, Vector]:
@@ -67,7 +56,7 @@ def scan(X: Vector, G: Vector, count: int) -> Vector:
     return np.abs(speeds)
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[EscapeCircleSettings], run: Writer) -> Mapping[str, ArrayLike]:
     s, (X, G) = t.settings, circle()
     best = escape.fastest(X, G, 3, width=s.width, restarts=s.restarts, steps=s.steps, seed=1000 * t.seed)
     run.progress(1.0)
@@ -105,7 +94,8 @@ NARROW = Control("hidden layers of one unit, which have rank one", {"width": 1})
 EXPERIMENT = Experiment(
     name="escape_circle", ref=Ref("escape", "Example 1"),
     title="eight points on a circle are left fastest by a first layer of rank two",
-    smoke=Settings(seeds=(0, 1)), paper=Settings(), tasks=tasks, work=work, start={"seeds": (0,), "restarts": 2, "steps": 2},
+    smoke=EscapeCircleSettings(seeds=(0, 1)), paper=EscapeCircleSettings(), over=("seed",), analysis=("first",), work=work,
+    start={"seeds": (0,), "restarts": 2, "steps": 2},
     figures={"escape_example1": draw}, reduced="2 seeds of 10 of the search",
     claims=(
         Claim("|best speed of layers of rank one - 0.414214|", lambda r: off(r, "scan", "explicit", RANK_ONE),

@@ -4,17 +4,15 @@ layers have rank one nearly."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
 from richter.experiments.escape.circle import circle, two_rows
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.report.drawing import COLOURS, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.theory import escape
 
 if TYPE_CHECKING:
@@ -26,9 +24,10 @@ LARGEST = 1e8  # a ratio of singular values that is shown: a larger one is round
 
 
 @dataclass(frozen=True)
-class Settings:
-    """``gaussian``: random inputs and pulls, all depths. ``circle``: the eight points, from three layers on. ``sphere``: of
-    which radius the speeds are compared; ``inserted``: where a layer is put in, behind the channel of rank one or before it."""
+class EscapeDepthSettings:
+    """Case ``gaussian`` has random inputs and pulls at all depths, case ``circle`` the eight points from three layers on.
+    ``sphere`` is the radius at which speeds are compared. ``inserted`` is the place of an inserted layer, behind the channel
+    of rank one or before it."""
 
     n: int = 20
     d: int = 3
@@ -41,16 +40,6 @@ class Settings:
     sphere: Literal["depth", "unit"] = "depth"
     inserted: Literal["behind", "before"] = "behind"
     drawn: bool = False  # read random weights in the place of those that were found
-
-
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, seeds=(), sphere="depth", inserted="behind", drawn=False), seed) for seed in s.seeds]
 
 
 def appended(depth: int, where: str) -> list[Vector]:
@@ -73,7 +62,7 @@ def ratios(weights: list[Vector], deepest: int) -> Vector:
     return out
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[EscapeDepthSettings], run: Writer) -> Mapping[str, ArrayLike]:
     s, deepest = t.settings, max(t.settings.depths)
     draw = np.random.default_rng((t.seed, 7))
     X, G = draw.standard_normal((s.n, s.d)), draw.standard_normal((s.n, s.outputs))
@@ -147,8 +136,9 @@ UNIT = Control("speeds on the sphere of radius 1", {"sphere": "unit"})
 BEFORE = Control("a layer of rank four before the channel", {"inserted": "before"})
 EXPERIMENT = Experiment(
     name="escape_depth", ref=Ref("escape", "Thm. 3.1"), title="deep layers of the fastest escape direction have rank one nearly",
-    places=("Thm. 3.1", "Prop. 3.2", "Prop. 3.3"), smoke=Settings(depths=(2, 3, 4), seeds=(0, 1)),
-    paper=Settings(), tasks=tasks, work=work, start={"seeds": (0,), "depths": (3, 4), "steps": 2, "restarts": 2},
+    places=("Thm. 3.1", "Prop. 3.2", "Prop. 3.3"), smoke=EscapeDepthSettings(depths=(2, 3, 4), seeds=(0, 1)),
+    paper=EscapeDepthSettings(), over=("seed",), analysis=("sphere", "inserted", "drawn"), work=work,
+    start={"seeds": (0,), "depths": (3, 4), "steps": 2, "restarts": 2},
     figures={"escape_thm3_1": draw}, reduced="up to 4 layers of 6, 2 seeds of 10",
     tried="14 restarts, with which the speed fell by 4.9e-4 from one depth to the next at the small scale: the search had not "
           "found the fastest; that it may fall by 1e-4 was chosen then",

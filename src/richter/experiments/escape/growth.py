@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,10 +12,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.report.drawing import COLOURS, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.theory import escape
 
 if TYPE_CHECKING:
@@ -26,10 +24,10 @@ STEPS = 20  # from one time to the next
 
 
 @dataclass(frozen=True)
-class Settings:
+class EscapeGrowthSettings:
     """Gaussian inputs and targets, half a mean squared error. The weights start at c rho with c = ``start`` and are followed
-    until they are ``times`` as large. ``speed``: whether a law is given the speed on its own sphere, of radius sqrt(L) or 1,
-    or on the other; ``along``: the direction."""
+    until they are ``times`` as large. ``speed`` chooses the sphere whose speed a law gets: its own, of radius sqrt(L) or 1,
+    or the other. ``along`` is the direction."""
 
     n: int = 20
     d: int = 3
@@ -46,18 +44,7 @@ class Settings:
     along: Literal["escape", "random"] = "escape"
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    depth: int
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, depths=(), seeds=(), speed="own"), depth, seed) for depth in s.depths for seed in s.seeds]
-
-
-def until(s: Settings, speed: float, depth: int) -> Vector:
+def times_until(s: EscapeGrowthSettings, speed: float, depth: int) -> Vector:
     """Times up to where c is ``times`` its start."""
     if depth == 2:
         last = math.log(s.times) / speed
@@ -66,7 +53,7 @@ def until(s: Settings, speed: float, depth: int) -> Vector:
     return np.linspace(0, last, s.points)
 
 
-def followed(weights: list[Tensor], X: Tensor, y: Tensor, start: float, t: Vector, own: bool) -> Vector:
+def norms_along_flow(weights: list[Tensor], X: Tensor, y: Tensor, start: float, t: Vector, own: bool) -> Vector:
     """|theta| at these times of a network that starts at ``start`` times these weights and follows the gradient flow of its loss,
     or of L_0 alone; by Runge and Kutta's method in steps of one length, which pass over kinks of ReLUs."""
     def velocity(theta: Tensor) -> Tensor:
@@ -90,7 +77,7 @@ def followed(weights: list[Tensor], X: Tensor, y: Tensor, start: float, t: Vecto
     return np.array(norms)
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[EscapeGrowthSettings], run: Writer) -> Mapping[str, ArrayLike]:
     """The norm from integrating L_0 and the loss, and both laws with both speeds, relative to the start."""
     s, L = t.settings, t.depth
     draw = np.random.default_rng((t.seed, L))
@@ -102,9 +89,9 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     if s.along == "random":  # of the same norms, and with the speed that it has itself
         W = [w.norm() * (z := torch.from_numpy(draw.standard_normal(w.shape))) / z.norm() for w in W]
         fast = abs(escape.speed(W, X, G))
-    times, first = until(s, fast, L), s.start * math.sqrt(L)
+    times, first = times_until(s, fast, L), s.start * math.sqrt(L)
     unit = L ** (-L / 2) * fast  # the speed on the sphere of radius 1
-    linear, near = (followed(W, X, y, s.start, times, own) for own in (False, True))
+    linear, near = (norms_along_flow(W, X, y, s.start, times, own) for own in (False, True))
     run.progress(1.0)
     out: dict[str, ArrayLike] = {"t": times, "linear": linear / first, "trained": near / first, "residual": best.residual,
                                  "norms": [float(np.linalg.norm(np.asarray(w))) for w in best.weights]}
@@ -151,7 +138,8 @@ MIXED = Control("the speed on the other sphere, as the conventions are mixed els
 RANDOM = Control("along a random direction, with its own speed", {"along": "random"})
 EXPERIMENT = Experiment(
     name="escape_growth", ref=Ref("escape", "Sec. 3"), title="how weights grow along an escape direction",
-    smoke=Settings(depths=(2, 4), seeds=(0, 1), steps=800), paper=Settings(), tasks=tasks, work=work,
+    smoke=EscapeGrowthSettings(depths=(2, 4), seeds=(0, 1), steps=800), paper=EscapeGrowthSettings(), over=("depth", "seed"),
+    analysis=("speed",), work=work,
     start={"seeds": (0,), "depths": (3,), "steps": 20}, figures={"escape_sec3": draw}, reduced="2 depths of 4, 2 seeds of 10",
     claims=(
         Claim("largest relative error of c(t), speed on the sphere of radius sqrt(L)", lambda r: off(r, "c", "linear"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -14,12 +14,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.experiments.training import one_hot
 from richter.measures.stages import find
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.tasks import digits, mnist
 from richter.theory import escape
 
@@ -30,9 +28,10 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Class labels one-hot and centred, half a mean squared error; weights N(0, 1) times ``gain`` / sqrt(fan-in). Steps of 2 %
-    of the norm of all weights. ``at``: where the singular values are read, behind the first drop of the loss or before it."""
+class EscapeImagesSettings:
+    """Class labels one-hot and centred, half a mean squared error; weights N(0, 1) times ``gain`` / sqrt(fan-in). Steps have
+    2 % of the norm of all weights. ``at`` says whether singular values are read after the first drop of the loss or at the
+    start."""
 
     data: tuple[str, ...] = ("digits", "mnist")
     n: int = 600
@@ -42,17 +41,6 @@ class Settings:
     steps: int = 250
     seeds: tuple[int, ...] = tuple(range(10))
     at: Literal["drop", "start"] = "drop"
-
-
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    data: str
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, data=(), seeds=(), at="drop"), data, seed) for data in s.data for seed in s.seeds]
 
 
 def images(data: str, n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -65,11 +53,12 @@ def images(data: str, n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def initial(sizes: list[int], gain: float, seed: int) -> list[Tensor]:
+    """Weights N(0, 1) times ``gain`` / sqrt(fan-in), for each layer."""
     draw = torch.Generator().manual_seed(seed)
     return [gain * torch.randn(o, i, generator=draw, dtype=torch.float64) / math.sqrt(i) for i, o in pairwise(sizes)]
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[EscapeImagesSettings], run: Writer) -> Mapping[str, ArrayLike]:
     """Singular values [layers, 10] at the start and behind the first drop; the loss and s_1/s_2 at every step."""
     s = t.settings
     x, y = images(t.data, s.n, t.seed)
@@ -132,7 +121,8 @@ LARGE = Control("initial weights of 0.55 / sqrt(fan-in)", {"gain": 0.55})
 PLACE = "Experiments, first escape"
 EXPERIMENT = Experiment(
     name="escape_images", ref=Ref("escape", PLACE), title="on images deep layers leave the origin with rank one",
-    smoke=Settings(data=("digits",), seeds=(0, 1)), paper=Settings(), tasks=tasks, work=work,
+    smoke=EscapeImagesSettings(data=("digits",), seeds=(0, 1)), paper=EscapeImagesSettings(), over=("data", "seed"),
+    analysis=("at",), work=work,
     start={"seeds": (0,), "steps": 20, "data": ("digits",)}, figures={"escape_experiments_first_escape": draw}, data=(),
     more_data=("mnist",), reduced="scikit-learn's digits alone, 2 seeds of 10",
     missing={PLACE: "hidden layers of 1,000 units (64 here), all of MNIST (600 images here), mini-batches, CIFAR-10"},

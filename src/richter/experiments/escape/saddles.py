@@ -4,21 +4,19 @@ deep layers grow from one to the next. Four layers and six; the paper's have 1,0
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
 from richter.experiments.escape.images import images, initial
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.measures.ranks import rank
 from richter.measures.saddles import saddles
 from richter.measures.stages import find
 from richter.report.drawing import COLOURS, caption, label, line, panels, styled
-from richter.runs import Writer
 from richter.theory import escape
 
 if TYPE_CHECKING:
@@ -31,10 +29,10 @@ LEFT = 0.995  # of the first loss: below it a network has left the origin
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Weights N(0, 1) times ``gain`` / sqrt(fan-in). Steps of 2 % of the norm until the loss has fallen by half a per cent, then
-    full-batch descent with momentum, in single precision. Ranks at every ``every``th step. ``at``: whose ranks are read, those on
-    plateaus or those of the initial weights."""
+class EscapeSaddlesSettings:
+    """Weights N(0, 1) times ``gain`` / sqrt(fan-in). Steps have 2 % of the norm until the loss has fallen by half a per cent;
+    then full-batch descent with momentum, in single precision. Ranks are measured at every ``every``th step. ``at`` says
+    whether ranks are read on plateaus or from the initial weights."""
 
     data: str = "mnist"
     n: int = 500
@@ -50,18 +48,8 @@ class Settings:
     at: Literal["plateaus", "start"] = "plateaus"
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    depth: int
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, depths=(), seeds=(), at="plateaus"), depth, seed) for depth in s.depths for seed in s.seeds]
-
-
-def descend(s: Settings, weights: list[Any], x: torch.Tensor, y: torch.Tensor, run: Writer) -> tuple[list[float], list[Vector]]:
+def descend(s: EscapeSaddlesSettings, weights: list[Any], x: torch.Tensor, y: torch.Tensor,
+            run: Writer) -> tuple[list[float], list[Vector]]:
     """The loss at every step, and the ranks of the layers at every ``every``th."""
     W = [torch.as_tensor(w).float().requires_grad_() for w in weights]
     x, y = x.float(), y.float()
@@ -86,7 +74,7 @@ def ranked(values: list[torch.Tensor]) -> Vector:
     return np.array([float(rank(v.numpy())) for v in values])
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[EscapeSaddlesSettings], run: Writer) -> Mapping[str, ArrayLike]:
     """The loss, ranks, and for each rest: its beginning, end, level and ranks [saddles, layers]; NaN behind the last."""
     s = t.settings
     x, y = images(s.data, s.n, t.seed)
@@ -134,8 +122,8 @@ def first_rank(r: Results) -> float:
 
 
 def growth(r: Results) -> float:
-    """By how much the bottleneck rank, the smallest of layers 2 and deeper, grows from the first saddle to the last that four
-    layers come to; 0 where there are not two."""
+    """Growth of the bottleneck rank, the smallest rank of layers 2 and deeper, from the first to the last saddle of four
+    layers; 0 if there are not two saddles."""
     ranks = at_rests(r.where(depth=min(r.distinct("depth"))))[0]
     bottleneck = np.array([np.nanmin(row) for row in ranks if not np.isnan(row).all()])
     return float(bottleneck[-1] - bottleneck[0]) if len(bottleneck) > 1 else 0.0
@@ -167,7 +155,8 @@ LARGE = Control("initial weights of 0.55 / sqrt(fan-in)", {"gain": 0.55})
 PLACE = "Experiments, saddles"
 EXPERIMENT = Experiment(
     name="escape_saddles", ref=Ref("escape", PLACE), title="from saddle to saddle on images the rank of deep layers grows",
-    smoke=Settings(data="digits", n=600, lr=0.1, steps=1500, depths=(4, 6), seeds=(0,)), paper=Settings(), tasks=tasks, work=work,
+    smoke=EscapeSaddlesSettings(data="digits", n=600, lr=0.1, steps=1500, depths=(4, 6), seeds=(0,)),
+    paper=EscapeSaddlesSettings(), over=("depth", "seed"), analysis=("at",), work=work,
     start={"seeds": (0,), "steps": 20, "data": "digits"}, figures={"escape_experiments_saddles": draw}, more_data=("mnist",),
     reduced="scikit-learn's digits, half of the steps, 1 seed of 5",
     missing={PLACE: "hidden layers of 1,000 units (64 here), all of MNIST (500 images here), mini-batches, CIFAR-10"},

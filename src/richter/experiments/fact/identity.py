@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.training import Curves, linears
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.training import LayerCurves, linears
 from richter.instrument.probe import Probe
 from richter.models import mlp
 from richter.report.drawing import caption
-from richter.runs import Writer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,9 +26,9 @@ MEASURES = ("fact", "fact_backward", "fact_error", "fact_backward_error", "fact_
 
 
 @dataclass(frozen=True)
-class Settings:
-    """6-10-10-2 with biases in float64, squared error of two smooth targets; weights and biases decay. Trained until
-    no entry of the gradient is above ``least``."""
+class FactIdentitySettings:
+    """Network 6-10-10-2 with biases in float64, squared error of two smooth targets; weights and biases decay. Training ends
+    when no entry of the gradient is above ``least``."""
 
     activations: tuple[str, ...] = ("tanh", "softplus")
     widths: tuple[int, ...] = (6, 10, 10, 2)
@@ -44,23 +42,12 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1)
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    activation: str
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, activations=(), seeds=()), a, seed) for a in s.activations for seed in s.seeds]
-
-
 def targets(x: Tensor) -> Tensor:
     """sin(x_0 + x_1) and x_2 x_3."""
     return torch.stack([torch.sin(x[:, 0] + x[:, 1]), x[:, 2] * x[:, 3]], 1)
 
 
-def minimise(model: nn.Module, x: Tensor, y: Tensor, s: Settings, run: Writer) -> float:
+def minimise(model: nn.Module, x: Tensor, y: Tensor, s: FactIdentitySettings, run: Writer) -> float:
     """L-BFGS, and Newton's steps at its end, where differences of the loss are lost in rounding. The largest entry of the
     gradient that is left."""
     shapes = {name: p.shape for name, p in model.named_parameters()}
@@ -94,13 +81,13 @@ def minimise(model: nn.Module, x: Tensor, y: Tensor, s: Settings, run: Writer) -
     return float(torch.func.grad(objective)(now).abs().max())
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[FactIdentitySettings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     draw = torch.Generator().manual_seed(t.seed)
     x = torch.randn(s.n, s.widths[0], generator=draw, dtype=torch.float64)
     y = targets(x)
     model = mlp(s.widths, activation={"tanh": nn.Tanh, "softplus": nn.Softplus}[t.activation], seed=t.seed).double()
-    curves = Curves(model, Probe(x, y, weight_decay=s.said * s.decay), MEASURES, linears(model), run)
+    curves = LayerCurves(model, Probe(x, y, weight_decay=s.said * s.decay), MEASURES, linears(model), run)
     if s.early:
         curves.at(0)
     left = minimise(model, x, y, s, run)
@@ -108,14 +95,14 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     return {**curves.arrays(), "left": left}
 
 
-def at(r: Results, name: str, step: int) -> NDArray[np.float64]:
+def at_measurement(r: Results, name: str, step: int) -> NDArray[np.float64]:
     """[tasks, layers] at the first (0) or the last (-1) measurement."""
     return r[name][:, step]
 
 
 def gap(r: Results, name: str) -> float:
-    """How far the smallest correlation over layers of the ansatz is below that of FACT; the smallest over networks."""
-    return float((at(r, "fact", -1).min(1) - at(r, name, -1).min(1)).min())
+    """Smallest correlation over layers of FACT, less that of the ansatz; the smallest over networks."""
+    return float((at_measurement(r, "fact", -1).min(1) - at_measurement(r, name, -1).min(1)).min())
 
 
 def draw(results: Results) -> Figure:
@@ -130,11 +117,12 @@ def draw(results: Results) -> Figure:
         chosen = results.where(activation=activation)
         layers = np.arange(1, chosen["fact"].shape[2] + 1)
         for k, (name, label) in enumerate((("fact", "FACT"), ("nfc", "AGOP"), ("nfc_sqrt", r"AGOP$^{1/2}$"))):
-            ax.plot(layers, at(chosen, name, -1).T, "o-", color=COLOURS[k], label=[label, *[""] * (len(chosen) - 1)])
+            ax.plot(layers, at_measurement(chosen, name, -1).T, "o-", color=COLOURS[k], label=[label, *[""] * (len(chosen) - 1)])
         ax.set(title=activation, xlabel="layer", ylabel="correlation with $W^T W$", xticks=layers)
     left[0].legend(frameon=False)
     for k, (step, label) in enumerate(((0, "at initialisation"), (-1, "at the minimum"))):
-        right.semilogy(np.tile(layers, len(results)), at(results, "fact_error", step).ravel(), "o", color=COLOURS[k], label=label)
+        right.semilogy(np.tile(layers, len(results)), at_measurement(results, "fact_error", step).ravel(), "o", color=COLOURS[k],
+                       label=label)
     right.set(xlabel="layer", ylabel="$|W^T W -$ FACT$| / |W^T W|$", xticks=layers)
     right.legend(frameon=False)
     caption(figure, "At a minimum W^T W is FACT up to what is left of the gradient, in every layer; AGOP and its root only "
@@ -147,21 +135,25 @@ UNTRAINED = Control("an untrained network", {"steps": 0, "newton": 0})
 EXACT, SEEN = "an identity; rounding and what is left of the gradient", "independent check, one network for each activation"
 EXPERIMENT = Experiment(
     name="fact_identity", ref=Ref("fact", "Theorem (FACT)"), title="at a minimum W^T W is FACT, to the accuracy of the minimum",
-    smoke=Settings(seeds=(0,)), paper=Settings(decay=1e-3, seeds=(0, 1, 2)), tasks=tasks, work=work,
+    smoke=FactIdentitySettings(seeds=(0,)), paper=FactIdentitySettings(decay=1e-3, seeds=(0, 1, 2)), over=("activation", "seed"),
+    work=work,
     figures={"fact_identity": draw}, start={"steps": 1, "newton": 1}, quick=True,
     claims=(
         Claim("largest entry of the gradient that is left", lambda r: r["left"].max(), Interval(high=1e-8), UNTRAINED,
               paper="0", source="the setting of the theorem"),
-        Claim("largest |W^T W - FACT| / |W^T W| over layers", lambda r: at(r, "fact_error", -1).max(), Interval(high=1e-5), OFF,
+        Claim("largest |W^T W - FACT| / |W^T W| over layers", lambda r: at_measurement(r, "fact_error", -1).max(),
+              Interval(high=1e-5), OFF,
               paper="0", source=EXACT),
-        Claim("the same of W W^T and the backward form", lambda r: at(r, "fact_backward_error", -1).max(), Interval(high=1e-5),
+        Claim("the same of W W^T and the backward form", lambda r: at_measurement(r, "fact_backward_error", -1).max(),
+              Interval(high=1e-5),
               OFF, paper="0", source=EXACT),
-        Claim("smallest correlation of W^T W and FACT", lambda r: at(r, "fact", -1).min(), Interval(low=0.9999), UNTRAINED,
+        Claim("smallest correlation of W^T W and FACT", lambda r: at_measurement(r, "fact", -1).min(), Interval(low=0.9999),
+              UNTRAINED,
               paper="1", source=EXACT),
         Claim("smallest correlation: FACT less AGOP", lambda r: gap(r, "nfc"), Interval(low=0.01), UNTRAINED,
               paper="above 0", source=f"{SEEN}: 0.04 and 0.15"),
         Claim("smallest correlation: FACT less the root of the AGOP", lambda r: gap(r, "nfc_sqrt"), Interval(low=0.01), UNTRAINED,
               paper="above 0", source=f"{SEEN}: 0.03 and 0.11"),
-        Claim("smallest relative error at initialisation", lambda r: at(r, "fact_error", 0).min(), Interval(low=1.0),
+        Claim("smallest relative error at initialisation", lambda r: at_measurement(r, "fact_error", 0).min(), Interval(low=1.0),
               Control("measured at the minimum", {"early": False}), source=f"{SEEN}: 8 to 200"),
     ))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,13 +12,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.training import Curves, accuracy, linears, one_hot
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.training import LayerCurves, accuracy, linears, one_hot
 from richter.instrument.probe import Probe
 from richter.models import mlp
 from richter.report.drawing import COLOURS, band, caption, label, panels, styled
-from richter.runs import Writer
 from richter.tasks import images as image_sets
 
 if TYPE_CHECKING:
@@ -30,12 +28,12 @@ TENTH = 0.1
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Bias-free ReLU layers, centred one-hot labels, mean squared error over examples and outputs, weight decay as the gradient
-    of an L2 penalty. Adam, its learning rate falling to 0 along a cosine, so that in the end it does not matter what batches are
-    drawn. Depth, loss and decay are the paper's; its width, optimiser and length are not known to us. Measured in double
-    precision: where the decay has brought training to rest some pre-activations are zero up to rounding, and in single precision
-    the slope of a ReLU there depends on the order of summation."""
+class FactMnistSettings:
+    """Bias-free ReLU layers, centred one-hot labels, mean squared error over examples and outputs, weight decay as the
+    gradient of an L2 penalty. The learning rate of Adam falls to 0 along a cosine, so that the order of batches does not
+    matter at the end. Depth, loss and decay are the paper's; its width, optimiser and length are not known to us. Numbers are
+    measured in double precision: after convergence some pre-activations are zero up to rounding, and in single precision the
+    slope of a ReLU there depends on the order of summation."""
 
     data: str = "mnist_5k"
     n: int = 1_000
@@ -52,26 +50,21 @@ class Settings:
     matrix: Literal["fact", "nfc", "nfc_sqrt", "reads"] = "fact"  # the correlation that is called FACT's
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def checkpoints(s: Settings) -> list[int]:
+def checkpoints(s: FactMnistSettings) -> list[int]:
     early = (round(v) for v in np.geomspace(10, max(10, s.steps), 10) if v <= s.steps)
     return sorted({0, *(round(share * s.steps) for share in (TENTH, s.middle, 1.0)), *early})
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[FactMnistSettings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     data = image_sets.mnist_5k(seed=t.seed) if s.data == "mnist_5k" else \
         getattr(image_sets, s.data)(s.n, flat=True, seed=t.seed)
     x, y = data.x[:s.n], one_hot(data.y[:s.n])
     model = mlp([x.shape[1], *[s.width] * s.hidden, 10], bias=False, seed=t.seed)
     exact, x_, y_ = copy.deepcopy(model).double(), x.double(), y.double()
-    fact = Curves(exact, Probe(x_, y_, chunk=2_000, loss=nn.MSELoss(), weight_decay=s.decay), AT_CONVERGENCE, linears(model), run)
-    ansatz = Curves(exact, Probe(x_[:s.probe], y_[:s.probe]), ANSATZ, linears(model))
+    fact = LayerCurves(exact, Probe(x_, y_, chunk=2_000, loss=nn.MSELoss(), weight_decay=s.decay), AT_CONVERGENCE, linears(model),
+                       run)
+    ansatz = LayerCurves(exact, Probe(x_[:s.probe], y_[:s.probe]), ANSATZ, linears(model))
     optimiser = torch.optim.Adam(model.parameters(), lr=s.lr, weight_decay=s.decay)
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, max(1, s.steps))
     draw, due, reads = torch.Generator().manual_seed(t.seed), checkpoints(s), []
@@ -108,7 +101,7 @@ def moments(model: nn.Sequential, x: Tensor) -> list[float]:
     return cosines
 
 
-def at(r: Results, share: float) -> int:
+def checkpoint_at(r: Results, share: float) -> int:
     """The checkpoint after a share of the steps."""
     s = r.settings
     return checkpoints(s).index(round(share * s.steps))
@@ -116,7 +109,7 @@ def at(r: Results, share: float) -> int:
 
 def hidden(r: Results, name: str, share: float) -> NDArray[np.float64]:
     """[tasks, hidden layers] after a share of the steps; the read-out's ansatz is 1 by definition."""
-    return r[name][:, at(r, share), :-1]
+    return r[name][:, checkpoint_at(r, share), :-1]
 
 
 def fact(r: Results, share: float | None = None) -> float:
@@ -157,8 +150,9 @@ AGOP = Control("the AGOP in the place of FACT", {"matrix": "nfc"})
 TEXT = "the paper's text: FACT tends to 1 at convergence, above both powers of the ansatz, and is low during most of training"
 EXPERIMENT = Experiment(
     name="fact_mnist", ref=Ref("fact", "MNIST"), title="FACT on MNIST rises at convergence, and ends above the ansatz",
-    smoke=Settings(), paper=Settings("mnist", 2_000, 128, steps=3_000, batch=512, probe=2_000, seeds=(0, 1, 2, 3, 4)),
-    tasks=lambda s: [Task(replace(s, seeds=(), matrix="fact", end=1.0), seed) for seed in s.seeds], work=work, data=("mnist_5k",),
+    smoke=FactMnistSettings(),
+    paper=FactMnistSettings("mnist", 2_000, 128, steps=3_000, batch=512, probe=2_000, seeds=(0, 1, 2, 3, 4)),
+    over=("seed",), analysis=("matrix", "end"), work=work, data=("mnist_5k",),
     more_data=("mnist",), figures={"fact_mnist": draw}, start={"n": 256, "steps": 1, "batch": 64, "probe": 64},
     reduced="1,000 of 2,000 images, width 64 for 128, 2 seeds",
     missing={"MNIST": "the paper's width, optimiser and length, which are not known to us; 2,000 images in the place of 60,000, "
@@ -169,7 +163,7 @@ EXPERIMENT = Experiment(
           "of the steps; then 2,000 in the place of 60,000 images, to pay for five seeds",
     claims=(
         Claim("largest |dL/dW + decay W| / |decay W| over layers, at the end",
-              lambda r: r["fact_stationarity"][:, at(r, r.settings.end)].max(), Interval(high=0.1), SHORT,
+              lambda r: r["fact_stationarity"][:, checkpoint_at(r, r.settings.end)].max(), Interval(high=0.1), SHORT,
               paper="0 at convergence", source="what the measure itself takes for convergence",
               over="seed", was="<= 1, which a gradient of 0 gives, and is no convergence: .389, and .744 at the paper's scale",
               differs="at the end the gradient is still off the decay: more steps are needed than there is time for here"),

@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.learners import Gaussian, Quadratic, RFMRegressor
 from richter.report.drawing import caption
-from richter.runs import Writer
 from richter.tasks import modular_arithmetic
 
 if TYPE_CHECKING:
@@ -26,9 +24,10 @@ SMALL = 31
 
 
 @dataclass(frozen=True)
-class Settings:
-    """One-hot pairs and one-hot sums, a quadratic kernel with a ridge of 0.001: FACT sets its own scale with it. For p = 31,
-    where so few pairs leave most settings below 0.8, a Gaussian kernel, hardly any ridge, the AGOP of centred gradients."""
+class FactModularSettings:
+    """Pairs and sums as one-hot vectors, a quadratic kernel with a ridge of 0.001: FACT sets its own scale with it. For p =
+    31 there are so few pairs that most settings stay below 0.8. There it is a Gaussian kernel, hardly any ridge, and the AGOP
+    of centred gradients."""
 
     p: int = 61
     share: float = 0.5  # of all pairs, for training
@@ -42,23 +41,15 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    p: int
-    rule: str
-    iterations: int
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, p=0, iterations=(), small_iterations=0, rise="test", seeds=())
+def trainings(s: FactModularSettings) -> list[Task[FactModularSettings]]:
+    """Return a task for each rule, each with its number of iterations, and for the small modulus, for each seed."""
+    rest = replace(s, p=0, iterations=(), small_iterations=0, seeds=())
     rules = [*((s.p, rule, many) for rule, many in zip(RULES, s.iterations, strict=True)),
              (SMALL, "agop_centred", s.small_iterations)]
-    return [Task(alone, *rule, seed) for rule in rules for seed in s.seeds]
+    return [Task(rest, p=p, rule=rule, iterations=many, seed=seed) for p, rule, many in rules for seed in s.seeds]
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[FactModularSettings], run: Writer) -> Mapping[str, ArrayLike]:
     s, small = t.settings, t.rule == "agop_centred"
     data = modular_arithmetic(t.p, t.seed, share=0.5 if small else s.share, dtype=torch.float64)
     x, y, labels = data.x.numpy(), data.y.numpy(), data.labels.numpy()
@@ -75,14 +66,14 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def circulant_energy(B: NDArray[Any]) -> float:
-    """How much of a p x p matrix, after its mean is taken away, is a function of the difference of its indices:
+    """Share of a p x p matrix, after its mean is subtracted, that is a function of the difference of its indices:
 
         |C|^2 / |B - mean|^2,   C_ab = mean of B - mean over all entries a', b' with a' - b' = a - b mod p
 
-    C is the orthogonal projection on circulant matrices, so that this is between 0 and 1, and 1 / (p + 1) for noise; 0 for B = 0.
-    For addition it is the block of M that couples a and b: (x^T M z)^2 of x = (a, b) and z = (a', b') has the term B_ab' B_a'b,
-    and with B_ab = cos w(a - b) that contains cos w(a + b - a' - b'), a function of the two sums. (For subtraction the same holds
-    of functions of a + b, and B is anti-circulant.)"""
+    C is the orthogonal projection on circulant matrices. So the share is between 0 and 1, and 1 / (p + 1) for noise; it is 0
+    for B = 0. For addition B is the block of M that couples a and b: (x^T M z)^2 of x = (a, b) and z = (a', b') has the term
+    B_ab' B_a'b, and with B_ab = cos w(a - b) that contains cos w(a + b - a' - b'), a function of the two sums. (For
+    subtraction the same holds of functions of a + b, and B is anti-circulant.)"""
     p = len(B)
     B = B - B.mean()
     difference = (np.arange(p)[:, None] - np.arange(p)) % p
@@ -92,19 +83,19 @@ def circulant_energy(B: NDArray[Any]) -> float:
 
 
 def curve(r: Results, rule: str, name: str, p: int | None = None) -> NDArray[np.float64]:
-    """By iteration; of the one seed that the results are of."""
+    """Values by iteration, from results of one seed."""
     (values,) = r.where(rule=rule, p=p or r.settings.p)[name]
     return np.asarray(values, dtype=float)
 
 
 def last(r: Results, rule: str, name: str, p: int | None = None) -> float:
-    """After the last iteration."""
+    """Value after the last iteration."""
     return float(curve(r, rule, name, p)[-1])
 
 
 def sudden(r: Results, rule: str) -> float:
-    """From the last test accuracy below 0.1 to the first of 0.9: iterations, as a share of those to 0.9. Its rivals are the rise
-    of the circulant energy, as a part of its largest value, and one that is as fast at all times."""
+    """Iterations from the last test accuracy below 0.1 to the first of 0.9, as a share of those to 0.9. Rivals are the rise
+    of the circulant energy over its largest value, and a rise that is equally fast at all times."""
     rise = np.linspace(0, 1, len(curve(r, rule, "test")))
     if r.settings.rise != "linear":
         rise = curve(r, rule, r.settings.rise)
@@ -179,7 +170,8 @@ def about(words: str, rule: str, once: tuple[str, str, str, str]) -> tuple[Claim
 EXPERIMENT = Experiment(
     name="fact_modular", ref=Ref("fact", "modular addition"),
     title="modular addition is learned at once, after a circulant metric has grown",
-    smoke=Settings(p=47, share=0.6, iterations=(20, 50, 50), seeds=(0, 1, 2)), paper=Settings(), tasks=tasks, work=work,
+    smoke=FactModularSettings(p=47, share=0.6, iterations=(20, 50, 50), seeds=(0, 1, 2)), paper=FactModularSettings(),
+    over=trainings, analysis=("rise",), work=work,
     figures={"fact_modular": draw}, start={"iterations": (1, 1, 1), "small_iterations": 1},
     reduced="p = 47 and 60% of all pairs in place of p = 61 and half, 20 and 50 iterations, three seeds",
     missing={"modular addition": MISSING},

@@ -10,11 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.learners import Gaussian, RFMRegressor
 from richter.report.drawing import COLOURS, band, caption, label, panels, styled
-from richter.runs import Writer
 from richter.tasks import sparse_parity
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ D, K, N = 20, 3, 600  # the small parity
 
 
 @dataclass(frozen=True)
-class Settings:
+class FactParitySettings:
     """Inputs of -1 and 1, a Gaussian kernel of bandwidth ``width`` sqrt(d), no intercept, the metric divided by the mean of its
     diagonal, and each rule's matrix itself (power 1). The paper's kernel, bandwidth and ridge are not known to us. A ridge of
     0.003 is too small for the iterative solver, in single precision, at 12,000 examples."""
@@ -45,27 +43,17 @@ class Settings:
     memory: str = "6GiB"
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    d: int
-    k: int
-    n: int
-    rule: str
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    """The cases, the small parity and the sweeps over the number of examples; beyond 10,000 of them FACT alone."""
-    alone = replace(s, degrees=(), examples=(), rules=(), sweep=(), large=(), seeds=())
+def trainings(s: FactParitySettings) -> list[Task[FactParitySettings]]:
+    """Return the cases, the small parity and the sweeps over the number of examples; beyond 10,000 of them FACT alone."""
+    rest = replace(s, degrees=(), examples=(), rules=(), sweep=(), large=(), seeds=())
     parities = [*((s.d, k, n) for k, n in zip(s.degrees, s.examples, strict=True)), *((D, K, n) for n in s.sweep),
                 *((s.d, K, n) for n in s.large)]
     cases = [(*parity, seed) for parity in parities for seed in s.seeds]
-    return [Task(alone, d, k, n, rule, seed) for d, k, n, seed in dict.fromkeys(cases) for rule in s.rules
+    return [Task(rest, d=d, k=k, n=n, rule=rule, seed=seed) for d, k, n, seed in dict.fromkeys(cases) for rule in s.rules
             if n <= 10_000 or rule == "fact"]
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[FactParitySettings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     data = sparse_parity(t.n, t.d, t.k, t.seed, n_test=2_000, dtype=torch.float64)
     y = data.y[:, 0].numpy()
@@ -141,7 +129,7 @@ def _sweep(ax: Axes, results: Results, d: int, sizes: tuple[int, ...]) -> None:
 
 
 def _diagonal(ax: Axes, results: Results, d: int) -> None:
-    """That of the last metric of FACT, the support marked, at the most examples."""
+    """Draw the diagonal of FACT's last metric at the most examples, with the support marked."""
     task, arrays = max(results.where(d=d, k=K, rule="fact"), key=lambda pair: pair[0].n)
     diagonal = np.asarray(arrays["metric"]).diagonal() / np.asarray(arrays["metric"]).trace()
     on = np.isin(np.arange(d), arrays["support"])
@@ -175,9 +163,9 @@ def by_rule(words: str, rule: str, smallest: str) -> tuple[Claim, Claim]:
 EXPERIMENT = Experiment(
     name="fact_parity", ref=Ref("fact", "sparse parity"),
     title="FACT-RFM learns sparse parities and puts its metric on their support",
-    smoke=Settings(),
-    paper=Settings(degrees=(2, 3, 4), examples=(800, 1_500, 25_000), large=(500, 750, 1_000, 1_500, 2_000, 3_000)),
-    tasks=tasks, work=work, figures={"fact_parity": draw}, start={"iterations": 1},
+    smoke=FactParitySettings(),
+    paper=FactParitySettings(degrees=(2, 3, 4), examples=(800, 1_500, 25_000), large=(500, 750, 1_000, 1_500, 2_000, 3_000)),
+    over=trainings, work=work, figures={"fact_parity": draw}, start={"iterations": 1},
     reduced="k = 2 and 3; the paper's figure has k = 4 at 25,000 examples too",
     missing={"sparse parity": MISSING}, tried=TRIED,
     claims=(

@@ -4,17 +4,15 @@ utilisation that sums up to one."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.measures.features import analyse
 from richter.report.drawing import COLOURS, caption, label, line, panels, styled
-from richter.runs import Writer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,10 +23,10 @@ COVARIANCE = np.array([[1.5, 0.5], [0.5, 1.5]])  # of Sec. 1.5.3, with eigenvalu
 
 
 @dataclass(frozen=True)
-class Settings:
-    """``n`` examples of ``p`` features that overlap, ``outputs`` linear in them. ``form``: rho_k = s_k^2/n and e_k = sqrt(n) u_k
-    Phi/s_k, or as printed, s_k^2 and u_k Phi/s_k, or one of each. ``utilisation``: of Eq. 2.5 without its square, or with it,
-    as printed."""
+class LayerwiseAlg1Settings:
+    """``n`` examples of ``p`` features that overlap, ``outputs`` linear in them. ``form``: rho_k = s_k^2/n and e_k = sqrt(n)
+    u_k Phi/s_k, or as printed, s_k^2 and u_k Phi/s_k, or one of each. ``utilisation``: that of Eq. 2.5 without the square, or
+    with it, as printed."""
 
     n: int = 300
     p: int = 20
@@ -39,17 +37,7 @@ class Settings:
     utilisation: Form = "corrected"
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, seeds=(), form="corrected", utilisation="corrected"), seed) for seed in s.seeds]
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[LayerwiseAlg1Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s, draw = t.settings, np.random.default_rng((t.seed, 19))
     mixing = draw.standard_normal((s.p, s.p)) / np.arange(1, s.p + 1)
 
@@ -91,7 +79,7 @@ def largest(r: Results, name: str) -> float:
 
 
 def distance(r: Results) -> float:
-    """Of the summed utilisation from one."""
+    """Largest distance of the summed utilisation from one."""
     return float(np.abs(r[f"sum_{r.settings.utilisation}"] - 1).max())
 
 
@@ -119,7 +107,8 @@ SQUARE = Control("as printed, with the square", {"utilisation": "printed"})
 IDENTITY = "an identity, to 1e-8"
 EXPERIMENT = Experiment(
     name="layerwise_alg1", ref=Ref("layerwise", "Alg. 1"), title="eigenfunctions of a feature map from a sample",
-    smoke=Settings(), paper=Settings(), work=work, tasks=tasks, figures={"layerwise_alg1": draw},
+    smoke=LayerwiseAlg1Settings(), paper=LayerwiseAlg1Settings(), work=work, over=("seed",), analysis=("form", "utilisation"),
+    figures={"layerwise_alg1": draw},
     start={"seeds": (0,)}, quick=True,
     claims=(
         Claim("relative error of T e_k = rho_k e_k on the sample, largest over draws", lambda r: largest(r, "operator"),

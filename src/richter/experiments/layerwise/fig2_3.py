@@ -1,22 +1,128 @@
-"""Figure 2.3 of [layerwise]: trained by backpropagation a network uses as many features as there are classes; with its last layer
-trained alone it uses many more, at almost the same accuracy."""
+"""Figure 2.3 of [layerwise]: a network trained by backpropagation uses as many features as there are classes. If only its
+last layer is trained, it uses many more, at almost the same accuracy. Trained are a convolutional and a fully connected
+network: all layers, the last one alone, none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import nn
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.layerwise.dynamics import NETWORKS, Network, Settings, Training, tasks, work
-from richter.experiments.layerwise.metrics import metric_panels
-from richter.experiments.layerwise.pictures import outside, seeds
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.layerwise.common import (
+    SgdRecipe,
+    feature_numbers,
+    features_and_outputs,
+    fit,
+    indicators,
+    legend_outside,
+    metric_panels,
+    readout,
+    seeds_note,
+)
+from richter.models import mlp
 from richter.report.drawing import caption, panels, styled
+from richter.tasks import mnist, mnist_5k
+from richter.tasks.images import Split
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+Network = Literal["cnn", "mlp"]
+Training = Literal["all", "last", "none"]
+NETWORKS: tuple[Network, ...] = ("cnn", "mlp")
+TRAININGS: tuple[Training, ...] = ("all", "last", "none")
+RATES = {"cnn": SgdRecipe(lr=0.2, decay=2e-3), "mlp": SgdRecipe(lr=0.05, decay=1e-3)}
+
+
+@dataclass(frozen=True)
+class LayerwiseFig2_3Settings:
+    """``n`` and ``n_test`` are images for the convolutional network; the fully connected one has 4,000 and 1,000 of MNIST-5k.
+    ``epochs`` and ``every`` are given for both networks; the rate falls to a fifth after ``every`` epochs. ``ridge`` is the
+    penalty of the convolutional network's last layer when it is trained alone, over the mean of |Phi|^2; it is solved in
+    closed form, because descent is slow there. ``trained`` and ``last`` are the networks that claims say are trained by
+    backpropagation, and in their last layer only. ``sample``: "_fit" counts utilisation on the fitting sample. ``feature`` is
+    the index of the constant feature."""
+
+    n: int = 10_000
+    n_test: int = 5000
+    epochs: tuple[int, ...] = (12, 100)
+    every: tuple[int, ...] = (5, 30)
+    channels: int = 16
+    hidden: int = 1024
+    features: int = 1024
+    width: int = 256
+    networks: tuple[Network, ...] = NETWORKS
+    ridge: float = 1e-6
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    trained: Training = "all"
+    last: Training = "last"
+    sample: Literal["_fit", ""] = "_fit"
+    feature: int = 0
+    trainings: ClassVar = TRAININGS
+
+
+def cnn(s: LayerwiseFig2_3Settings, seed: int) -> nn.Sequential:
+    """Two convolutions, a hidden layer, and features of a hidden layer; torch's initial weights, and no biases at first: they
+    would make all features alike."""
+    c = s.channels
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Conv2d(1, c, 5, 2), nn.ReLU(), nn.Conv2d(c, 2 * c, 5, 2), nn.ReLU(), nn.Flatten(),
+                              nn.Linear(32 * c, s.hidden), nn.ReLU(), nn.Linear(s.hidden, s.features), nn.ReLU(),
+                              nn.Linear(s.features, 10))
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("bias"):
+                p.zero_()
+    return model
+
+
+def subject(t: Task[LayerwiseFig2_3Settings]) -> tuple[nn.Sequential, Split]:
+    """Untrained network of a task, and its data."""
+    s = t.settings
+    if t.network == "cnn":
+        return cnn(s, t.seed), mnist(s.n, s.n_test, seed=t.seed)
+    return mlp([784, *[s.width] * 3, 10], seed=t.seed), mnist_5k(seed=t.seed)
+
+
+def work(t: Task[LayerwiseFig2_3Settings], run: Writer) -> Mapping[str, ArrayLike]:
+    s, (model, data) = t.settings, subject(t)
+    y = indicators(data.y)
+    if t.training == "last" and t.network == "cnn":
+        solve(model, data.x, y, s.ridge)
+    elif t.training != "none":
+        k = NETWORKS.index(t.network)
+        recipe = replace(RATES[t.network], epochs=s.epochs[k], every=s.every[k], last=t.training == "last")
+        fit(model, data.x, y, recipe, run, seed=t.seed)
+    return {**feature_numbers(model, data.x, y, data.x_test, indicators(data.y_test)),
+            "constants": constants(features_and_outputs(model, data.x)[0])}
+
+
+@torch.no_grad()
+def solve(model: nn.Module, x: torch.Tensor, y: torch.Tensor, ridge: float) -> None:
+    """The last layer of least squares, with a penalty of ``ridge`` times the mean of |Phi|^2 on its weights."""
+    Phi, last = features_and_outputs(model, x)[0].double(), readout(model)
+    apart, mean = Phi - Phi.mean(0), y.double().mean(0)
+    covariance = apart.T @ apart / len(Phi)
+    penalty = ridge * Phi.square().sum(1).mean() * torch.eye(len(covariance)).to(covariance)
+    W = torch.linalg.solve(covariance + penalty, apart.T @ (y.double() - mean) / len(Phi)).T
+    last.weight.copy_(W)
+    last.bias.copy_(mean - W @ Phi.mean(0))
+
+
+def constants(Phi: torch.Tensor) -> ArrayLike:
+    """|<e_k|1>| of the two strongest features, on the fitting sample."""
+    Phi = Phi.double()
+    rho, U = torch.linalg.eigh(Phi.T @ Phi / len(Phi))
+    return ((Phi.mean(0) @ U[:, -2:]).abs() / rho[-2:].sqrt()).flip(0).numpy(force=True)
+
 
 def number(r: Results, name: str, network: Network, training: Training) -> float:
     return float(np.median(r.where(network=network, training=training)[name]))
@@ -33,6 +139,7 @@ def kappa_last(r: Results, network: Network) -> float:
 
 
 def used(r: Results, network: Network) -> float:
+    """Number of used features of the network that is called trained."""
     return number(r, f"deff_utilisation{r.settings.sample}", network, r.settings.trained)
 
 
@@ -92,11 +199,11 @@ def draw(results: Results) -> Figure:
         metric_panels(axes[3 * i:3 * i + 3], {
             f"{OF[network]}, {text}": r.where(training=training) for training, text in
             (("all", "all layers"), ("last", "the last layer"), ("none", "untrained"))}, classes=10, mark="_fit", legend=False)
-        outside(axes[3 * i + 2])
+        legend_outside(axes[3 * i + 2])
     caption(figure, "Backpropagation gathers quality, utilisation and intensity in ten features (dotted); with the last layer "
                     "alone they spread over hundreds. Its features are those of the untrained network, so that their quality "
                     "and strength are the same curves. In parentheses test accuracy, in brackets kappa; on the fitting sample. "
-                    f"{seeds(results)}")
+                    f"{seeds_note(results)}")
     return figure
 
 
@@ -109,7 +216,8 @@ TRIED = ("some ten pairs of a CNN and a recipe, on seed 0 and 6,000 or 10,000 im
          "features it has after backpropagation was not looked at")
 EXPERIMENT = Experiment(
     name="layerwise_fig2_3", ref=Ref("layerwise", "Fig. 2.3"), title="ten features by backpropagation, hundreds without",
-    smoke=Settings(seeds=(0,)), paper=Settings(), work=work, tasks=tasks,
+    smoke=LayerwiseFig2_3Settings(seeds=(0,)), paper=LayerwiseFig2_3Settings(), work=work, over=("network", "training", "seed"),
+    analysis=("trained", "last", "sample", "feature"),
     figures={"layerwise_fig2_3": draw},
     start={"n": 100, "n_test": 100, "features": 32, "hidden": 16, "epochs": (0, 0), "seeds": (0,)}, data=("mnist", "mnist_5k"),
     reduced="one seed for 5", tried=TRIED,

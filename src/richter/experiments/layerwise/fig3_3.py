@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.report.drawing import COLOURS, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.theory.linear_networks import DiagonalNetwork, LinearModel
 
 if TYPE_CHECKING:
@@ -26,10 +24,10 @@ KEPT = 121  # times at which curves are kept
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Gaussian inputs with these ``variances``, targets S = 1, weights ``start`` of both layers. ``batch`` fresh inputs in each
-    of the steps of length ``lr``. ``line`` and ``network``: whose equation, and whose curves, stand for them in claims; ``unit``:
-    the equations without E[x^2]."""
+class LayerwiseFig3_3Settings:
+    """Gaussian inputs with these ``variances``, targets S = 1, weights ``start`` of both layers. Each step of length ``lr``
+    gets ``batch`` fresh inputs. ``line`` and ``network`` choose the equations, and ``curves`` the curves, that claims
+    compare; ``unit`` leaves E[x^2] out of the equations."""
 
     variances: tuple[float, ...] = (1.0, 0.5, 0.25, 0.125)
     start: float = 0.003
@@ -43,27 +41,16 @@ class Settings:
     unit: bool = False
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, seeds=(), line="line", network="network", curves="network", unit=False)
-    return [Task(alone, seed) for seed in s.seeds]
-
-
-def theory(s: Settings, which: Subject) -> LinearModel | DiagonalNetwork:
+def theory(s: LayerwiseFig3_3Settings, which: Subject) -> LinearModel | DiagonalNetwork:
     variance = [1.0] * len(s.variances) if s.unit else list(s.variances)
     return LinearModel(1.0, variance) if which == "line" else DiagonalNetwork(1.0, variance, s.start, s.start)
 
 
-def times(s: Settings) -> Curves:
+def times(s: LayerwiseFig3_3Settings) -> Curves:
     return np.linspace(0, s.end, KEPT)
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[LayerwiseFig3_3Settings], run: Writer) -> Mapping[str, ArrayLike]:
     """Modes [m, t] of both, by stochastic gradient descent on fresh inputs, and by the integrated flow."""
     s, draw = t.settings, np.random.default_rng((t.seed, 33))
     root, steps = np.sqrt(s.variances), round(s.end / s.lr)
@@ -93,7 +80,7 @@ def apart(r: Results, source: str, subject: Subject, form: Subject) -> float:
 
 
 def first(curve: Curves, t: Curves, level: float) -> float:
-    """When a curve first reaches a level, by linear interpolation; the end if it does not."""
+    """Time at which a curve first reaches a level, by linear interpolation; the last time if it does not."""
     above = np.flatnonzero(curve >= level)
     if not len(above) or above[0] == 0:
         return float(t[-1] if not len(above) else t[0])
@@ -102,7 +89,7 @@ def first(curve: Curves, t: Curves, level: float) -> float:
 
 
 def next_mode(r: Results) -> float:
-    """How far the next mode is when a mode has 0.95 of its target, the largest over modes."""
+    """Share that the next mode has learned when a mode has 0.95 of its target, the largest over modes."""
     (modes,), t = r[f"descent_{r.settings.curves}"], times(r.settings)
     return max(float(np.interp(first(one, t, 0.95), t, two)) for one, two in itertools.pairwise(modes))
 
@@ -136,7 +123,8 @@ def draw(results: Results) -> Figure:
 OTHER = "the other model's equation"
 EXPERIMENT = Experiment(
     name="layerwise_fig3_3", ref=Ref("layerwise", "Fig. 3.3"), title="sigmoids in turn where a linear model rises at once",
-    smoke=Settings(seeds=(0, 1)), paper=Settings(seeds=tuple(range(10))), work=work, tasks=tasks,
+    smoke=LayerwiseFig3_3Settings(seeds=(0, 1)), paper=LayerwiseFig3_3Settings(seeds=tuple(range(10))), work=work,
+    over=("seed",), analysis=("line", "network", "curves", "unit"),
     figures={"layerwise_fig3_3": draw}, start={"seeds": (0,), "end": 0.4}, reduced="2 seeds of 10",
     claims=(
         Claim("a: largest |theta/S - Eq. 3.10| along the integrated flow", lambda r: apart(r, "flow", "line", r.settings.line),

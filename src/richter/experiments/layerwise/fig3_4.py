@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Writer
 from richter.report.drawing import COLOURS, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.theory.emergence import crossing
 from richter.theory.multilinear import Linear, Multilinear
 
@@ -24,9 +22,9 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """alpha and S of the figure. R(0) is not told in the text; five skills come in stages only from one that is small.
-    ``model``, ``rate`` and ``order`` are what claims look at."""
+class LayerwiseFig3_4Settings:
+    """alpha and S of the figure. The text does not give R(0); five skills come in stages only from a small one. Claims choose
+    ``model``, ``rate`` and ``order``."""
 
     skills: int = 5
     alpha: float = 0.6
@@ -38,13 +36,13 @@ class Settings:
     order: Literal["frequency", "equal"] = "frequency"
 
 
-def times(s: Settings) -> Vector:
-    """Up to where the last skill is learned, dense enough to read times off."""
+def times(s: LayerwiseFig3_4Settings) -> Vector:
+    """Times up to twice that at which the last skill is half learned, dense enough to read times off."""
     last = Multilinear(s.alpha, s.skills, s.target, 1.0, s.initial).emergent_time(0.5)[-1]
     return np.linspace(0.0, 2.0 * last, 4001)
 
 
-def work(s: Settings, run: Writer) -> Mapping[str, ArrayLike]:
+def work(s: LayerwiseFig3_4Settings, run: Writer) -> Mapping[str, ArrayLike]:
     """R_k [skills, t] of both models by integrating their flows on endless data."""
     T = times(s)
     multilinear = Multilinear(s.alpha, s.skills, s.target, 1.0, s.initial).simulate(T)
@@ -55,7 +53,7 @@ def work(s: Settings, run: Writer) -> Mapping[str, ArrayLike]:
 # ------------------------------------------------------------------------------------------------ claims
 
 
-def frequencies(s: Settings) -> Vector:
+def frequencies(s: LayerwiseFig3_4Settings) -> Vector:
     P = np.arange(1.0, s.skills + 1) ** -(1 + s.alpha)
     return np.asarray(P / P.sum())
 
@@ -148,7 +146,7 @@ LARGE = Control("from a strength of S / 20", {"initial": 0.24})
 LINEAR = Control("a linear model with the same basis", {"model": "linear"})
 EXPERIMENT = Experiment(
     name="layerwise_fig3_4", ref=Ref("layerwise", "Fig. 3.4"), title="skills rise in turn, and the loss falls by steps",
-    places=("Fig. 3.4", "Fig. 4.1"), smoke=Settings(), paper=Settings(), work=work, quick=True,
+    places=("Fig. 3.4", "Fig. 4.1"), smoke=LayerwiseFig3_4Settings(), paper=LayerwiseFig3_4Settings(), work=work, quick=True,
     start={"skills": 2}, figures={"layerwise_fig3_4": draw_stages, "layerwise_fig4_1": draw_sigmoids},
     missing={"Fig. 4.1": "panel a, a sketch of the model"},
     claims=(

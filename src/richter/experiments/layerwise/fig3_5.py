@@ -1,26 +1,105 @@
-"""Figure 3.5 of [layerwise]: networks reach the minimum of features also on random labels, so that few features are not the same
-as good ones."""
+"""Figure 3.5 of [layerwise]: networks reach the minimum of features also on random labels, so that few features are not the
+same as good ones. The trainings of Fig. 3.6, towards the value of a digit, are here too."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.layerwise import targets
-from richter.experiments.layerwise.metrics import metric_panels
-from richter.experiments.layerwise.pictures import outside, seeds
-from richter.experiments.layerwise.targets import Case, number, tasks, work
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.layerwise.common import (
+    SgdRecipe,
+    feature_numbers,
+    features_and_outputs,
+    fit,
+    indicators,
+    legend_outside,
+    metric_panels,
+    seeds_note,
+)
+from richter.experiments.rivals import shuffled
+from richter.measures.features import analyse
+from richter.models import mlp
 from richter.report.drawing import caption, panels, styled
+from richter.tasks import mnist_5k
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
+Case = Literal["classes", "tenth", "random", "no decay", "last", "none", "value", "value, last", "value, none"]
+
+
+class Teaching(NamedTuple):
+    """Training of a network: its recipe, the share of labels that are shuffled, and whether it learns the value of a digit by
+    one output."""
+
+    recipe: SgdRecipe
+    noise: float = 0.0
+    value: bool = False
+
+
+TEACHINGS: dict[Case, Teaching] = {
+    "classes": Teaching(SgdRecipe()), "tenth": Teaching(SgdRecipe(), 0.1), "random": Teaching(SgdRecipe(epochs=150), 1.0),
+    "no decay": Teaching(SgdRecipe(epochs=70, decay=0.0), 1.0), "last": Teaching(SgdRecipe(last=True)),
+    "none": Teaching(SgdRecipe(epochs=0)), "value": Teaching(SgdRecipe(lr=0.002, epochs=40), value=True),
+    "value, last": Teaching(SgdRecipe(lr=0.002, epochs=40, last=True), value=True),
+    "value, none": Teaching(SgdRecipe(epochs=0), value=True)}
+
+
 @dataclass(frozen=True)
-class Settings(targets.Settings):
-    """``noisy``, ``random``, ``lazy``, ``good``: the networks that claims say learned labels of which some are wrong, random
-    labels, little of features, and what is true."""
+class LayerwiseTargetSettings:
+    """Three hidden layers on 4,000 images of MNIST-5k."""
+
+    cases: tuple[Case, ...]
+    width: int = 256
+    shortened: int = 1  # the number of epochs is divided by this
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+
+
+def noisy(y: Int[Tensor, " n"], share: float, seed: int) -> Int[Tensor, " n"]:
+    """Labels of which this share is shuffled among themselves."""
+    rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:round(share * len(y))]
+    mixed = y.clone()
+    mixed[rows] = shuffled(y[rows], seed + 1)
+    return mixed
+
+
+def work(t: Task[LayerwiseTargetSettings], run: Writer) -> Mapping[str, ArrayLike]:
+    """Train one network. Accuracy on the fitting sample is measured on the labels that were taught, accuracy on held-out
+    examples on the true labels."""
+    data, (recipe, noise, value) = mnist_5k(seed=t.seed), TEACHINGS[t.case]
+    model = mlp([784, *[t.settings.width] * 3, 1 if value else 10], seed=t.seed)
+    y, y_test = (c[:, None].float() if value else indicators(c) for c in (noisy(data.y, noise, t.seed), data.y_test))
+    fit(model, data.x, y, replace(recipe, epochs=recipe.epochs // t.settings.shortened), run, seed=t.seed)
+    return {**feature_numbers(model, data.x, y, data.x_test, y_test),
+            **centred_dimensions(*features_and_outputs(model, data.x), y)}
+
+
+def centred_dimensions(Phi: Float[Tensor, "n p"], f: Float[Tensor, "n k"], y: Float[Tensor, "n k"]) -> dict[str, float]:
+    """Effective dimensions: ``strong`` of all intensities; after centring features and outputs ``strong_varying`` of the
+    intensities and ``used_varying`` of the utilisation."""
+    parts = [part.double() for part in (Phi, y, f)]
+    centred = analyse(*(part - part.mean(0) for part in parts))
+    return {"strong": analyse(parts[0], parts[1] - parts[1].mean(0), parts[2]).deff_intensity,
+            "strong_varying": centred.deff_intensity, "used_varying": centred.deff_utilisation}
+
+
+def number(r: Results, name: str, case: Case) -> float:
+    return float(np.median(r.where(case=case)[name]))
+
+
+@dataclass(frozen=True)
+class LayerwiseFig3_5Settings(LayerwiseTargetSettings):
+    """``noisy``, ``random``, ``lazy`` and ``good`` choose the networks that claims call trained on labels of which some are
+    wrong, trained on random labels, trained in the last layer only, and trained on true labels."""
 
     cases: tuple[Case, ...] = ("classes", "tenth", "random", "no decay", "last", "none")
     noisy: tuple[Case, ...] = ("classes", "tenth", "random")
@@ -72,18 +151,19 @@ def draw(results: Results) -> Figure:
     cases = {text: results.where(case=case) for case, text in words.items()}
     for row, mark in ((axes[:3], ""), (axes[3:], "_fit")):
         metric_panels(row, cases, classes=10, mark=mark, legend=False)
-        outside(row[2])
+        legend_outside(row[2])
         for ax in row:
             ax.set_title(f"{ax.get_title()}, {'fitting sample' if mark else 'held-out'}")
     caption(figure, "With weight decay ten features are left whatever the labels (dotted: ten); of random labels they hold "
                     "nothing of the true classes (panel a). In parentheses test accuracy, in brackets kappa. Sums above one "
-                    f"are of held-out examples, too few for 256 features. {seeds(results)}")
+                    f"are of held-out examples, too few for 256 features. {seeds_note(results)}")
     return figure
 
 
 EXPERIMENT = Experiment(
     name="layerwise_fig3_5", ref=Ref("layerwise", "Fig. 3.5"), title="few features of random labels",
-    smoke=Settings(seeds=(0,)), paper=Settings(), work=work, tasks=tasks, figures={"layerwise_fig3_5": draw},
+    smoke=LayerwiseFig3_5Settings(seeds=(0,)), paper=LayerwiseFig3_5Settings(), work=work, over=("case", "seed"),
+    analysis=("noisy", "random", "lazy", "good"), figures={"layerwise_fig3_5": draw},
     start={"shortened": 200, "width": 16, "seeds": (0,)}, data=("mnist_5k",), reduced="one seed for 5",
     missing={"Fig. 3.5": "ResNet18 on 10,000 images of CIFAR-10, for which a fully connected network on 4,000 of MNIST stands"},
     claims=CLAIMS)

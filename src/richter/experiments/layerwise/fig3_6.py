@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.layerwise import targets
-from richter.experiments.layerwise.metrics import metric_panels
-from richter.experiments.layerwise.pictures import outside, seeds
-from richter.experiments.layerwise.targets import Case, number, tasks, work
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results
+from richter.experiments.layerwise.common import legend_outside, metric_panels, seeds_note
+from richter.experiments.layerwise.fig3_5 import Case, LayerwiseTargetSettings, number, work
 from richter.report.drawing import caption, panels, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 @dataclass(frozen=True)
-class Settings(targets.Settings):
-    """``one``, ``ten``: the networks of which claims say that they tell a value, and a class."""
+class LayerwiseFig3_6Settings(LayerwiseTargetSettings):
+    """``one`` and ``ten`` choose the networks that claims call trained on a value, and on classes."""
 
     cases: tuple[Case, ...] = ("value", "classes", "value, last", "value, none")
     one: Case = "value"
@@ -59,16 +56,17 @@ def draw(results: Results) -> Figure:
     figure, axes = panels(3, across=3)
     words: dict[Case, str] = {"value": "value", "classes": "class", "value, last": "value, last layer only"}
     metric_panels(axes, {text: results.where(case=case) for case, text in words.items()}, classes=10, mark="_fit", legend=False)
-    outside(axes[2])
+    legend_outside(axes[2])
     caption(figure, "The value of a digit is told by one feature and a constant, its class by ten (dotted). In parentheses the "
                     "share of test images that are right (a value: nearest to its digit), in brackets kappa; on the fitting "
-                    f"sample. {seeds(results)}")
+                    f"sample. {seeds_note(results)}")
     return figure
 
 
 EXPERIMENT = Experiment(
     name="layerwise_fig3_6", ref=Ref("layerwise", "Fig. 3.6"), title="one feature for a value, ten for a class",
-    smoke=Settings(seeds=(0,)), paper=Settings(), work=work, tasks=tasks, figures={"layerwise_fig3_6": draw},
+    smoke=LayerwiseFig3_6Settings(seeds=(0,)), paper=LayerwiseFig3_6Settings(), work=work, over=("case", "seed"),
+    analysis=("one", "ten"), figures={"layerwise_fig3_6": draw},
     start={"shortened": 200, "width": 16, "seeds": (0,)}, data=("mnist_5k",), reduced="one seed for 5",
     tried="the last layer alone as a control of D_eff(Q^) with the constant: it is 1.25 and 1.29 for two seeds, in the bar, "
           "because the mean of the values is most of what is learned; it was left out, and the claim without the constant was "

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.report.drawing import COLOURS, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.theory.flows import flow
 from richter.theory.multilinear import Exponents, Multilinear
 
@@ -27,9 +25,9 @@ RESOURCES: tuple[Resource, ...] = ("time", "data", "parameters", "compute")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """``first`` and ``last`` (a power of the number of skills) say which skills emerge in the range that is fitted.
-    ``corrected``, ``exponent``, ``constant``, ``optimal`` and ``size`` are what claims look at."""
+class LayerwiseFig4_2Settings:
+    """``first`` and ``last`` (a power of the number of skills) say which skills emerge in the range that is fitted. Claims
+    choose ``corrected``, ``exponent``, ``constant``, ``optimal`` and ``size``."""
 
     skills: int = 100_000
     alphas: tuple[float, ...] = (0.1, 0.3, 0.6, 0.9)
@@ -47,20 +45,9 @@ class Settings:
     size: Literal["best", "fixed"] = "best"
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    alpha: float
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, alphas=(), corrected=True, exponent="own", constant="own", optimal="own", size="best")
-    return [Task(alone, alpha) for alpha in s.alphas]
-
-
 class Simulation:
-    """Every skill by itself: a_k and b_k follow the flow of their loss, which is one flow in units of the skill's own share of
-    time; data sets are drawn."""
+    """Flows of single skills: a_k and b_k follow the flow of their loss, which is the same flow for all in units of the
+    skill's own share of time. Data sets are sampled."""
 
     def __init__(self, alpha: float, skills: int, target: float, initial: float) -> None:
         powers = np.arange(1, skills + 1, dtype=float) ** -(1 + alpha)
@@ -91,7 +78,7 @@ class Simulation:
         return self.S**2 / 2 * float(self.P[N:].sum())
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[LayerwiseFig4_2Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s, rng = t.settings, np.random.default_rng((round(1000 * t.alpha), 3))
     sim = Simulation(t.alpha, s.skills, s.target, s.initial)
     k = np.geomspace(s.first, s.skills**s.last, s.points)
@@ -111,7 +98,7 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     return {**out, **finite(t, run), **frontier_curves(t, sim)}
 
 
-def finite(t: Task, run: Writer) -> dict[str, ArrayLike]:
+def finite(t: Task[LayerwiseFig4_2Settings], run: Writer) -> dict[str, ArrayLike]:
     """Fig. C.1: the loss of fewer skills in time, and T dL/dT in the middle."""
     s = t.settings
     sim = Simulation(t.alpha, s.small, s.target, s.initial)
@@ -124,7 +111,7 @@ def finite(t: Task, run: Writer) -> dict[str, ArrayLike]:
             "small_loss": sim.in_time(middle)}
 
 
-def frontier_curves(t: Task, sim: Simulation) -> dict[str, ArrayLike]:
+def frontier_curves(t: Task[LayerwiseFig4_2Settings], sim: Simulation) -> dict[str, ArrayLike]:
     """Fig. 4.3: loss against compute for sizes from 10 to 10,000."""
     sizes = np.geomspace(10, 10_000, 7).round().astype(int)
     late = sim.half() / (sim.P[0] * sizes ** -(1.0 + t.alpha))
@@ -143,7 +130,7 @@ def model(r: Results, skills: int | None = None) -> Multilinear:
 
 
 def losses(r: Results, what: Resource) -> Vector:
-    """With the finite-size correction, if claims have it."""
+    """Losses, with the finite-size correction if the claims use it."""
     name = "fixed" if what == "compute" and r.settings.size == "fixed" else what
     return np.asarray(r[name][0] + (model(r).finite_size() if r.settings.corrected else 0.0))
 
@@ -153,7 +140,7 @@ def slope(x: Vector, y: Vector) -> float:
 
 
 def exponents(r: Results) -> Exponents:
-    """Of Table 4.1; or with the laws of time and compute exchanged."""
+    """Exponents of Table 4.1, or with the laws of time and compute exchanged."""
     own, s = model(r).exponents, r.settings
     if s.exponent == "compute":
         return own._replace(time=own.compute, data=own.compute, parameters=own.compute)
@@ -170,7 +157,7 @@ def off(r: Results, what: tuple[Resource, ...] = RESOURCES, alphas: tuple[float,
 
 
 def raw(r: Results, alphas: tuple[float, ...]) -> float:
-    """The same without the correction, for time, data and parameters."""
+    """Largest error of the exponents of time, data and parameters, fitted without the finite-size correction."""
     plain = Results(replace(r.settings, corrected=False), r.tasks, [arrays for _, arrays in r])
     return off(plain, RESOURCES[:3], alphas)
 
@@ -263,8 +250,10 @@ PLAIN = Control("without the finite-size correction", {"corrected": False})
 CHECK = "independent check: slopes of loss + L_C within .005 of theory"
 EXPERIMENT = Experiment(
     name="layerwise_fig4_2", ref=Ref("layerwise", "Fig. 4.2"), title="powers of time, data, parameters and compute",
-    places=("Table 4.1", "Fig. 4.2", "Fig. 4.3", "Fig. C.1"), smoke=Settings(), work=work, tasks=tasks,
-    paper=Settings(skills=1_000_000, points=24, examples=4_000_000), start={"skills": 2000, "small": 2000, "examples": 1000},
+    places=("Table 4.1", "Fig. 4.2", "Fig. 4.3", "Fig. C.1"), smoke=LayerwiseFig4_2Settings(), work=work, over=("alpha",),
+    analysis=("corrected", "exponent", "constant", "optimal", "size"),
+    paper=LayerwiseFig4_2Settings(skills=1_000_000, points=24, examples=4_000_000),
+    start={"skills": 2000, "small": 2000, "examples": 1000},
     figures={"layerwise_fig4_2": draw_laws, "layerwise_fig4_3": draw_frontier, "layerwise_fig_c_1": draw_correction},
     reduced="10^5 skills of 10^6",
     claims=(

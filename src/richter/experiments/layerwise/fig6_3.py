@@ -4,20 +4,95 @@ at the start. Rich is not good: a network that has learned random labels by hear
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.layerwise.laziness import KINDS, Kind, Settings, tasks, work
-from richter.experiments.layerwise.metrics import metric_panels
-from richter.experiments.layerwise.pictures import outside, seeds
+from richter.controls import Richness
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.layerwise.common import (
+    SgdRecipe,
+    features_and_outputs,
+    fit,
+    indicators,
+    legend_outside,
+    metric_panels,
+    seeds_note,
+    share_correct,
+)
+from richter.experiments.rivals import shuffled
+from richter.kernels import cka
+from richter.measures.features import analyse
+from richter.models import mlp
 from richter.report.drawing import COLOURS, caption, label, line, panels, points, styled
+from richter.tasks import mnist
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+Kind = Literal["rich", "lazy", "linear", "random"]
+KINDS: dict[Kind, str] = {"rich": "plain", "lazy": "targets / 100, from zero", "linear": "last layer only",
+                          "random": "random labels"}
+CURVES = ("quality", "utilisation", "intensity")
+
+
+@dataclass(frozen=True)
+class LayerwiseFig6_3Settings:
+    """Four layers, ReLU, torch's initial weights, momentum 0.9. Only the training on random labels has weight decay; its rate
+    falls to a fifth after ``every`` epochs. ``rich``, ``lazy``, ``linear`` and ``bad`` choose the networks that claims call
+    so. ``trained=False`` reads the networks before training. ``sorted_by`` is the number that separates networks whose
+    features moved from the others."""
+
+    n: int = 10_000
+    width: int = 256
+    alpha: float = 100.0
+    lr: float = 0.05
+    epochs: int = 40
+    random_n: int = 2000
+    random_epochs: int = 150
+    every: int = 80
+    decay: float = 1e-3
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    rich: Kind = "rich"
+    lazy: Kind = "lazy"
+    linear: Kind = "linear"
+    bad: Kind = "random"
+    trained: bool = True
+    sorted_by: Literal["moved", "accuracy"] = "moved"
+    kinds: ClassVar = KINDS
+
+
+def recipe(s: LayerwiseFig6_3Settings, kind: Kind) -> SgdRecipe:
+    if kind == "random":
+        return SgdRecipe(s.lr, s.decay, s.random_epochs, s.every)
+    return SgdRecipe(s.lr, 0.0, s.epochs, every=0, last=kind == "linear")
+
+
+def work(t: Task[LayerwiseFig6_3Settings], run: Writer) -> Mapping[str, ArrayLike]:
+    """Features of test images, of which all numbers are but ``fitted`` and ``kappa_train``."""
+    s, random = t.settings, t.kind == "random"
+    data = mnist(s.random_n if random else s.n, 1000, seed=t.seed, flat=True)
+    labels = shuffled(data.y, t.seed) if random else data.y
+    plain = mlp([784, s.width, s.width, s.width, 10], seed=t.seed)
+    knobs = Richness(target=1 / s.alpha, zero=True) if t.kind == "lazy" else Richness()
+    model, y, y_test = knobs.model(plain), indicators(labels), indicators(data.y_test)
+    first, at_first = features_and_outputs(plain, data.x_test)
+    start = analyse(first, y_test, at_first)
+    fit(model, data.x, knobs.targets(y), recipe(s, t.kind), run, seed=t.seed)
+    with torch.no_grad():
+        f, f_train = model(data.x_test), model(data.x)
+    last = features_and_outputs(plain, data.x_test)[0]
+    a, inside = analyse(last, y_test, f), analyse(features_and_outputs(plain, data.x)[0], y, f_train)
+    return {"kappa_cka": a.kappa_cka, "kappa_start": start.kappa_cka, "deff": a.deff_intensity,
+            "deff_start": start.deff_intensity, "used": a.deff_utilisation, "accuracy": share_correct(f, y_test),
+            "fitted": share_correct(f_train, y), "kappa_train": inside.kappa_cka,
+            "moved": 1 - float(cka(first @ first.T, last @ last.T)),
+            **{name: np.asarray(getattr(a, name)) for name in CURVES}}
+
 
 def of_kind(r: Results, kind: Kind) -> Mapping[str, NDArray[Any]]:
     (_, arrays), = r.where(kind=kind)
@@ -29,8 +104,8 @@ def kappa(r: Results, kind: Kind) -> float:
     return float(arrays["kappa_cka" if r.settings.trained else "kappa_start"])
 
 
-def turned(r: Results) -> float:
-    """By how much the number of strong features changed, relative."""
+def change_of_strong_features(r: Results) -> float:
+    """Relative change of the number of strong features."""
     arrays = of_kind(r, r.settings.lazy)
     return float(abs(arrays["deff"] / arrays["deff_start"] - 1))
 
@@ -42,7 +117,7 @@ def apart(r: Results) -> float:
 
 
 def further(r: Results) -> float:
-    """By how much kappa of the linear model is above that of the lazy one."""
+    """Kappa of the linear model, less that of the lazy one."""
     return kappa(r, r.settings.linear) - kappa(r, r.settings.lazy)
 
 
@@ -66,10 +141,10 @@ def draw_features(results: Results) -> Figure:
     figure, axes = panels(3, across=3)
     kinds: tuple[Kind, ...] = ("rich", "lazy", "linear")
     metric_panels(axes, {KINDS[kind]: results.where(kind=kind) for kind in kinds}, classes=10, legend=False)
-    outside(axes[2])
+    legend_outside(axes[2])
     caption(figure, "After plain training ten features do all; with small targets, or a trained read-out alone, the function "
                     "is spread over as many as at the start: their features are the same, in quality and strength. In "
-                    f"parentheses test accuracy, in brackets kappa; on test images. {seeds(results)}")
+                    f"parentheses test accuracy, in brackets kappa; on test images. {seeds_note(results)}")
     return figure
 
 
@@ -84,10 +159,10 @@ def draw_map(results: Results) -> Figure:
                          (right, "test accuracy", "rich is not good")):
         line(ax, ax.get_xlim(), [0.1, 0.1], "#999999", "minimum below", ":")
         label(ax, x, "kappa", title)
-    outside(right)
+    legend_outside(right)
     caption(figure, "Networks whose features moved are near the minimum, those whose features stayed are far from it; how good "
                     "they are is another matter: random labels learned by heart end near the minimum with chance accuracy. "
-                    f"{seeds(results)}")
+                    f"{seeds_note(results)}")
     return figure
 
 
@@ -102,7 +177,8 @@ CLAIMS = (
           over="seed"),
     Claim("kappa with targets / 100 over that of plain training", lambda r: kappa(r, r.settings.lazy) / kappa(r, "rich"),
           Interval(low=3), (AS_RICH, UNTRAINED), source=BAR, paper="extended against minimum", places=FIG, over="seed"),
-    Claim("targets / 100: relative change of D_eff of the intensities", turned, Interval(high=0.02), AS_RICH, source=BAR,
+    Claim("targets / 100: relative change of D_eff of the intensities", change_of_strong_features, Interval(high=0.02), AS_RICH,
+          source=BAR,
           paper="features stay", places=FIG, over="seed"),
     Claim("plain training: kappa", number("rich"), Interval(high=0.1), (AS_LAZY, UNTRAINED), source="Def. 2 of the thesis",
           paper="minimum", places=FIG, over="seed"),
@@ -128,7 +204,8 @@ CLAIMS = (
 EXPERIMENT = Experiment(
     name="layerwise_fig6_3", ref=Ref("layerwise", "Fig. 6.3"),
     title="rich training uses few features, lazy training as many as before",
-    places=("Fig. 6.3", "Fig. 6.1"), smoke=Settings(seeds=(0,)), paper=Settings(), work=work, tasks=tasks,
+    places=("Fig. 6.3", "Fig. 6.1"), smoke=LayerwiseFig6_3Settings(seeds=(0,)), paper=LayerwiseFig6_3Settings(), work=work,
+    over=("kind", "seed"), analysis=("rich", "lazy", "linear", "bad", "trained", "sorted_by"),
     figures={"layerwise_fig6_3": draw_features, "layerwise_fig6_1": draw_map}, data=("mnist",),
     start={"n": 100, "random_n": 100, "epochs": 1, "random_epochs": 1, "seeds": (0,)},
     reduced="one seed for 5",

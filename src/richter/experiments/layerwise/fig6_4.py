@@ -1,24 +1,105 @@
-"""Figure 6.4 of [layerwise]: a transformer on division modulo a prime knows its training pairs at once and all others a thousand
-steps later; its features are many when training is solved, and about as few as could be when the test is."""
+"""Figure 6.4 of [layerwise]: a transformer on division modulo a prime fits its training pairs at once and all other pairs a
+thousand steps later. It has many features when training is solved, and close to the fewest possible when the test is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.layerwise.division import CURVES, SOLVED, Settings, moments, tasks, work
-from richter.experiments.layerwise.pictures import seeds
-from richter.measures.features import MINIMUM
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.layerwise.common import seeds_note
+from richter.measures.features import MINIMUM, FeatureAnalysis, analyse
+from richter.models import modular_transformer
+from richter.models.modular import ModularTransformer
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, styled
+from richter.tasks import modular_arithmetic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+SOLVED = 0.99  # of accuracies
+NUMBERS = ("kappa_cka", "deff_intensity", "deff_utilisation", "quality_top", "utilisation_top", "constant")
+CURVES = ("quality", "utilisation", "intensity")
+
+
+@dataclass(frozen=True)
+class LayerwiseFig6_4Settings:
+    """AdamW on cross-entropy, batches of ``batch`` pairs. Accuracies and features are measured every ``every`` steps on the
+    training pairs, on which they are fitted. Kappa and quality are measured on all pairs too, and kappa on the test pairs,
+    which are hardly more than the features. Training stops ``more`` steps after the test is solved. ``exchanged``: claims
+    exchange the looks before and after generalisation."""
+
+    p: int = 23
+    d: int = 96
+    share: float = 0.75
+    lr: float = 1e-3
+    decay: float = 2.0
+    batch: int = 512
+    steps: int = 3000
+    more: int = 0
+    every: int = 50
+    seeds: tuple[int, ...] = (0,)
+    exchanged: bool = False
+
+
+@torch.no_grad()
+def features(model: ModularTransformer, x: Tensor, y: Tensor, p: int) -> FeatureAnalysis:
+    h = model.features(x)
+    return analyse(h, F.one_hot(y, p).float(), model.head(h))
+
+
+def work(t: Task[LayerwiseFig6_4Settings], run: Writer) -> Mapping[str, ArrayLike]:
+    """Arrays by look."""
+    s = t.settings
+    data = modular_arithmetic(s.p, t.seed, operation="divide", share=s.share)
+    fitted, held = (data.tokens, data.labels), (data.tokens_test, data.labels_test)
+    model, draw = modular_transformer(s.p, s.d, seed=t.seed), torch.Generator().manual_seed(t.seed)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=s.lr, betas=(0.9, 0.98), weight_decay=s.decay, fused=True)
+    looks, last = list[dict[str, Any]](), s.steps
+    for step in range(s.steps + 1):
+        if step % s.every == 0:
+            now = look(model, fitted, held, s.p)
+            run.scalars(step, train_accuracy=now["train"], test_accuracy=now["test"])
+            looks.append({"step": step, **now})
+            before, after = moments([row["train"] for row in looks], [row["test"] for row in looks])
+            if before < after and now["test"] >= SOLVED:
+                last = min(last, step + s.more)
+        if step >= last:
+            break
+        rows = torch.randperm(len(fitted[1]), generator=draw)[:s.batch]
+        loss = F.cross_entropy(model(fitted[0][rows]), fitted[1][rows])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        run.progress(step / s.steps)
+    return {name: np.stack([np.asarray(row[name]) for row in looks]) for name in looks[0]}
+
+
+def look(model: ModularTransformer, fitted: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], p: int) -> dict[str, Any]:
+    with torch.no_grad():
+        train, test = ((model(x).argmax(1) == y).double().mean().item() for x, y in (fitted, held))
+    everything = torch.cat([fitted[0], held[0]]), torch.cat([fitted[1], held[1]])
+    now, whole, apart = (features(model, *pairs, p) for pairs in (fitted, everything, held))
+    return {"train": train, "test": test, **{name: getattr(now, name) for name in (*NUMBERS, *CURVES)},
+            "kappa_all": whole.kappa_cka, "quality_all": whole.quality_top, "kappa_test": apart.kappa_cka}
+
+
+def moments(train: ArrayLike, test: ArrayLike) -> tuple[int, int]:
+    """The looks at which training is solved, and from then on the test; the last one where it is not."""
+    solved = np.asarray(train) >= SOLVED
+    before = int(np.argmax(solved)) if solved.any() else len(solved) - 1
+    known = np.asarray(test)[before:] >= SOLVED
+    return before, before + int(np.argmax(known)) if known.any() else len(solved) - 1
+
 
 OVERFITTED, KNOWN = 0.15, 0.95  # test accuracies: at most, before it generalises; at least, after
 
@@ -43,13 +124,13 @@ def at(name: str, moment: Moment) -> Callable[[Results], float]:
 
 
 def best_test(r: Results) -> float:
-    """Up to the end; with ``exchanged`` up to the solved training set."""
+    """Best test accuracy; with ``exchanged`` the best up to the look at which the training set is solved."""
     test = only(r)["test"]
     return float(test[:row(r, "after") + 1 if r.settings.exchanged else None].max())
 
 
 def ratio(name: str) -> Callable[[Results], float]:
-    """After over before."""
+    """Value after generalisation over that before."""
     return lambda r: at(name, "after")(r) / at(name, "before")(r)
 
 
@@ -98,7 +179,7 @@ def draw(results: Results) -> Figure:
     before_and_after(axes[3:], results, ends)
     caption(figure, "Long after the training pairs are known, the test accuracy rises; then the first features hold nearly all "
                     "of the target and of the function. Dotted in a: training solved (before), test solved (after). In brackets "
-                    f"kappa. {seeds(results)}")
+                    f"kappa. {seeds_note(results)}")
     return figure
 
 
@@ -132,8 +213,9 @@ BEFOREHAND = ("kappa falls below 0.15 while the test accuracy is still near chan
               "share of the target that they hold on all pairs, 0.53 then and 0.98 when the test is solved")
 EXPERIMENT = Experiment(
     name="layerwise_fig6_4", ref=Ref("layerwise", "Fig. 6.4"),
-    title="features of a transformer on modular division, before and after it generalises", smoke=Settings(),
-    paper=Settings(more=300, seeds=(1, 2, 3, 4, 5)), work=work, tasks=tasks, figures={"layerwise_fig6_4": draw},
+    title="features of a transformer on modular division, before and after it generalises", smoke=LayerwiseFig6_4Settings(),
+    paper=LayerwiseFig6_4Settings(more=300, seeds=(1, 2, 3, 4, 5)), work=work, over=("seed",), analysis=("exchanged",),
+    figures={"layerwise_fig6_4": draw},
     start={"steps": 1, "seeds": (0,)},
     reduced="one seed; training stops where the test is solved",
     missing={"Fig. 6.4": "the thesis' prime and width, which it does not give; here p = 23 and d = 96"},

@@ -1,25 +1,105 @@
-"""Figure 6.5 and Table 6.1 of [layerwise]: a network with large weights generalises a thousand epochs after it has fitted 1,000
-images; four ways of a richer start leave no delay."""
+"""Figure 6.5 and Table 6.1 of [layerwise]: a network with large weights generalises a thousand epochs after it has fitted
+1,000 images; four ways of a richer start leave no delay."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.layerwise.pictures import outside, seeds
-from richter.experiments.layerwise.scaled import KNOBS, SOLVED, TABLE, Name, Settings, tasks, work
+from richter.controls import Richness
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.layerwise.common import legend_outside, seeds_note
+from richter.experiments.training import accuracy, epochs
 from richter.measures.delay import delay
+from richter.measures.features import analyse
+from richter.models import mlp
 from richter.report.drawing import COLOURS, band, caption, label, panels, points, styled
+from richter.tasks import mnist
 from richter.theory.scalar_network import ScalarNetwork
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+Name = Literal["a", "b", "c", "d", "e"]
+TABLE: dict[Name, tuple[str, Richness]] = {  # Table 6.1
+    "a": ("default", Richness(weight=5.0, target=3.0)),
+    "b": ("weight downscaling", Richness(weight=1.0, target=3.0)),
+    "c": ("target upscaling", Richness(weight=5.0, target=30.0)),
+    "d": ("input downscaling", Richness(weight=5.0, target=3.0, input=0.01)),
+    "e": ("output downscaling", Richness(weight=5.0, target=3.0, output=0.1))}
+KNOBS: tuple[Name, ...] = ("b", "c", "d", "e")
+SOLVED = 0.99  # of the training accuracy
+
+
+@dataclass(frozen=True)
+class LayerwiseFig6_5Settings:
+    """Adam with an L2 penalty on the mean squared error. ``grokking`` and ``richer`` choose the trainings that claims call
+    (a) and (b) to (e); ``moment`` is the time at which they read (a)."""
+
+    n: int = 1000
+    width: int = 128
+    epochs: int = 2000  # of (a)
+    fewer: int = 200  # of the others
+    lr: float = 1e-3
+    decay: float = 1e-4
+    seeds: tuple[int, ...] = (0,)
+    grokking: Name = "a"
+    richer: tuple[Name, ...] = KNOBS
+    moment: Literal["end", "solved"] = "end"
+    direction: Literal["richer", "lazier"] = "richer"  # in which the knobs of the scalar network are turned
+    settings: ClassVar = TABLE
+
+
+def lecun(width: int, seed: int) -> nn.Sequential:
+    """Four layers, tanh, weights N(0, 1/fan_in)."""
+    model, draw = mlp([784, width, width, width, 10], nn.Tanh, seed=seed), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.dim() == 2:
+                p.copy_(torch.randn(p.shape, generator=draw) / math.sqrt(p.shape[1]))
+    return model
+
+
+def work(t: Task[LayerwiseFig6_5Settings], run: Writer) -> Mapping[str, ArrayLike]:
+    """Accuracies by epoch; at some epochs, and when training is solved, kappa and the number of strong features."""
+    s, knobs = t.settings, TABLE[t.setting][1]
+    data = mnist(s.n, 1000, seed=t.seed, standardise=False, flat=True)
+    plain = lecun(s.width, t.seed)
+    model, y = knobs.model(plain), knobs.targets(F.one_hot(data.y, 10).float())
+    last = s.epochs if t.setting == "a" else s.fewer
+    looks = {round(e) for e in np.geomspace(1, last, 15)}
+    curves, seen = list[tuple[float, ...]](), list[tuple[float, ...]]()
+
+    def features() -> tuple[float, float]:
+        """On the test images, for what the network says of them."""
+        with torch.no_grad():
+            h = plain[:-1](knobs.input * data.x_test)
+            a = analyse(h, F.one_hot(data.y_test, 10).float(), plain[-1](h))
+        return a.kappa_cka, a.deff_intensity
+
+    def look(epoch: int) -> None:
+        if epoch > 150 and epoch % 5 and epoch not in looks:
+            return
+        train, test = accuracy(model, data.x, data.y), accuracy(model, data.x_test, data.y_test)
+        run.scalars(epoch, train_accuracy=train, test_accuracy=test)
+        first = train >= SOLVED and not any(row[1] >= SOLVED for row in curves)
+        curves.append((epoch, train, test))
+        if first or epoch in looks:
+            seen.append((epoch, *features()))
+
+    optimiser = torch.optim.Adam(model.parameters(), lr=s.lr, weight_decay=s.decay, fused=True)
+    epochs(model, data.x, y, optimiser, last, run, seed=t.seed, after=look)
+    return {"curves": np.array(curves), "features": np.array(seen)}
+
 
 GOOD = 0.8  # test accuracy
 
@@ -48,7 +128,7 @@ def good_at(arrays: Mapping[str, NDArray[Any]]) -> float:
 
 
 def dropped(arrays: Mapping[str, NDArray[Any]]) -> float:
-    """By how much kappa falls from the epoch at which training is solved to the end."""
+    """Fall of kappa from the epoch at which training is solved to the end."""
     epoch, kappa, _ = arrays["features"].T
     at = arrays["curves"][solved(arrays), 0]
     return float(kappa[np.argmin(np.abs(epoch - at))] - kappa[-1])
@@ -66,8 +146,9 @@ def default(number: Callable[[Mapping[str, NDArray[Any]]], float]) -> Callable[[
     return lambda r: number(of_setting(r, r.settings.grokking))
 
 
-def worst(number: Callable[[Mapping[str, NDArray[Any]]], float], most: Callable[[Any], float]) -> Callable[[Results], float]:
-    """Of (b) to (e)."""
+def longest_delay(number: Callable[[Mapping[str, NDArray[Any]]], float], most: Callable[[Any], float]) -> Callable[[Results],
+                                                                                                                   float]:
+    """``most`` of a number over the settings (b) to (e), or over those that are called richer."""
     return lambda r: most(number(of_setting(r, name)) for name in r.settings.richer)
 
 
@@ -123,9 +204,9 @@ def draw_curves(results: Results) -> Figure:
         common = sorted(set.intersection(*({*rows[:, 0]} for rows in looks)))
         band(axes[5], common, [np.interp(common, rows[:, 0], rows[:, 1]) for rows in looks], COLOURS[i % len(COLOURS)], name)
     label(axes[5], "epoch", "kappa", "distance from as few features as could be", log="x")
-    outside(axes[5])
+    legend_outside(axes[5])
     caption(figure, "Only the default has a long delay between training and test accuracy; over it, kappa falls. From a richer "
-                    f"start both rise together. {seeds(results)}")
+                    f"start both rise together. {seeds_note(results)}")
     return figure
 
 
@@ -145,7 +226,7 @@ def draw_table(results: Results) -> Figure:
     left.set_yticks([0, 10, 100, 1000], ["0", "10", "100", "1000"])
     label(left, "setting of Table 6.1", "epochs", legend=True)
     label(right, "gamma_plus of a scalar linear network", "epochs until test accuracy 0.8", log="xy", legend=True)
-    caption(figure, f"Every setting with a larger gamma_plus is without the long delay of the default. {seeds(results)}")
+    caption(figure, f"Every setting with a larger gamma_plus is without the long delay of the default. {seeds_note(results)}")
     return figure
 
 
@@ -155,7 +236,8 @@ FIRST = Control("the default (a) in the place of (b) to (e)", {"richer": ("a",)}
 EXPERIMENT = Experiment(
     name="layerwise_fig6_5", ref=Ref("layerwise", "Fig. 6.5"),
     title="late generalisation of an MLP on 1,000 digits, and four knobs that remove it", places=("Fig. 6.5", "Table 6.1"),
-    smoke=Settings(), paper=Settings(fewer=400, seeds=(1, 2, 3, 4, 5)), work=work, tasks=tasks,
+    smoke=LayerwiseFig6_5Settings(), paper=LayerwiseFig6_5Settings(fewer=400, seeds=(1, 2, 3, 4, 5)), work=work,
+    over=("setting", "seed"), analysis=("grokking", "richer", "moment", "direction"),
     figures={"layerwise_fig6_5": draw_curves, "layerwise_table6_1": draw_table}, data=("mnist",),
     start={"epochs": 6, "fewer": 6, "seeds": (0,), "n": 50, "width": 16}, reduced="one seed; 200 of 400 epochs for (b) to (e)",
     missing={"Fig. 6.5": "width 512 (here 128), and 2,000 epochs for the settings without a delay (here 400)",
@@ -165,14 +247,16 @@ EXPERIMENT = Experiment(
     claims=(
         Claim("(a): test accuracy when the training accuracy is 0.99", default(test_then), Interval(high=0.5), SECOND, source=BAR,
               paper="training saturates long before", places=("Fig. 6.5",), over="seed"),
-        Claim("(b) to (e): smallest test accuracy when the training accuracy is 0.99", worst(test_then, min), Interval(low=0.7),
+        Claim("(b) to (e): smallest test accuracy when the training accuracy is 0.99", longest_delay(test_then, min),
+              Interval(low=0.7),
               FIRST, source=BAR, paper="no delay", places=("Fig. 6.5",), over="seed"),
         Claim("(a): test accuracy after 2,000 epochs", final, Interval(low=0.85),
               Control("when training is solved", {"moment": "solved"}), source=BAR, paper="generalises", places=("Fig. 6.5",),
               over="seed"),
         Claim("(a): first epoch with a test accuracy above 0.8", default(good_at), Interval(low=800), SECOND, source=BAR,
               places=("Fig. 6.5",), over="seed"),
-        Claim("(b) to (e): largest such epoch", worst(good_at, max), Interval(high=60), FIRST, source=BAR, paper="no delay",
+        Claim("(b) to (e): largest such epoch", longest_delay(good_at, max), Interval(high=60), FIRST, source=BAR,
+              paper="no delay",
               places=("Fig. 6.5",), over="seed"),
         Claim("(a): fall of kappa from the solved training set to the end", default(dropped), Interval(low=0.25), SECOND,
               source=BAR, paper="lazy to rich", places=("Fig. 6.5",), over="seed"),

@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Experiment, Results
-from richter.experiments.layerwise import reading
-from richter.experiments.layerwise.evolution import CLASSES, TUNED, Settings, tasks, work
-from richter.experiments.layerwise.metrics import metric_panels
-from richter.experiments.layerwise.pictures import outside, seeds
-from richter.experiments.layerwise.reading import SHIFTED, TRAINING, UNTRAINED, flatness, read_at, when
+from richter.experiments.kit import Claim, Experiment, Interval, Ref, Results
+from richter.experiments.layerwise.common import (
+    CLASSES,
+    SHIFTED,
+    TRAINING,
+    UNTRAINED,
+    accuracy_of_smallest_kappa,
+    at_look,
+    error_correlation,
+    flatness,
+    kappa_over_rivals,
+    legend_outside,
+    metric_panels,
+    read_at,
+    seeds_note,
+)
+from richter.experiments.layerwise.fig7_1 import TUNED, LayerwiseFig7_1Settings, one_at_a_time, work
 from richter.measures.features import MINIMUM
 from richter.report.drawing import caption, panels, styled
 
@@ -27,7 +37,7 @@ Knob = Literal["lr", "decay"]
 
 
 def along(r: Results, knob: Knob) -> Results:
-    """The trainings that differ in this knob, from its smallest value on, the other one as in the base."""
+    """Trainings that differ in this knob, from its smallest value on, with the other knob as in the base."""
     other: Knob = "decay" if knob == "lr" else "lr"
     chosen = r.where(**{other: getattr(r.tasks[0], other)})
     order = np.argsort([getattr(t, knob) for t in chosen.tasks])
@@ -35,16 +45,18 @@ def along(r: Results, knob: Knob) -> Results:
     return Results(r.settings, [rows[i][0] for i in order], [rows[i][1] for i in order])
 
 
-def following(knob: Knob) -> Callable[[Results], float]:
-    return lambda r: reading.following(along(r, knob))
+def error_correlation_along(knob: Knob) -> Callable[[Results], float]:
+    """Return a function: rank correlation of kappa with the test error along a knob."""
+    return lambda r: error_correlation(along(r, knob))
 
 
-def better(knob: Knob) -> Callable[[Results], float]:
-    return lambda r: reading.better(along(r, knob))
+def kappa_over_rivals_along(knob: Knob) -> Callable[[Results], float]:
+    """Return a function: rank correlation of kappa with the test error along a knob, less that of its better rival."""
+    return lambda r: kappa_over_rivals(along(r, knob))
 
 
 def kappa(r: Results, knob: Knob, place: int) -> float:
-    """Of one of the values of the knob, in their order."""
+    """Kappa of the training at this place in the order of the knob's values."""
     return float(read_at(along(r, knob), "kappa_cka")[place])
 
 
@@ -52,17 +64,17 @@ def above_lowest(r: Results) -> float:
     """Kappa of the rate with the best test accuracy, less that of the lowest rate."""
     chosen = along(r, "lr")
     values = read_at(chosen, "kappa_cka")
-    return float(values[when(chosen)["accuracy"].argmax()] - values[0])
+    return float(values[at_look(chosen)["accuracy"].argmax()] - values[0])
 
 
 def both_sides(r: Results) -> float:
-    """How far the lowest rate is outside the minimum feature regime, or the best rate inside, whichever is less."""
+    """Smaller of two margins: of the lowest rate outside the minimum feature regime, and of the best rate inside."""
     lowest = kappa(r, "lr", 0)
     return min(lowest - MINIMUM, MINIMUM - (lowest + above_lowest(r)))
 
 
 def change(name: str, knob: Knob) -> Callable[[Results], float]:
-    """What the largest value of the knob has more than the smallest."""
+    """Difference of a number between the largest and the smallest value of the knob."""
     def value(r: Results) -> float:
         chosen = along(r, knob)
         values = flatness(chosen) if name == "flatness" else read_at(chosen, name)
@@ -77,13 +89,13 @@ def change(name: str, knob: Knob) -> Callable[[Results], float]:
 def draw(results: Results) -> Figure:
     figure, axes = panels(6, across=3)
     for row, knob, name, words in ((axes[:3], "lr", "a", "rate"), (axes[3:], "decay", "b", "decay")):
-        chosen = when(along(results, knob))  # type: ignore[arg-type]
+        chosen = at_look(along(results, knob))  # type: ignore[arg-type]
         metric_panels(row, {f"{words} {v:g}": chosen.where(**{knob: v}) for v in chosen.distinct(knob)}, CLASSES, legend=False)
-        outside(row[2])
+        legend_outside(row[2])
         for ax, part in zip(row, ("(i)", "(ii)", "(iii)"), strict=True):
             ax.set_title(f"{name} {part}: by {'learning rate' if knob == 'lr' else 'weight decay'}")
     caption(figure, "Low learning rates leave the target spread over more features and kappa (in square brackets) high, with a "
-                    f"lower test accuracy (in parentheses); weight decay changes less. {seeds(results)}")
+                    f"lower test accuracy (in parentheses); weight decay changes less. {seeds_note(results)}")
     return figure
 
 
@@ -101,10 +113,11 @@ RIVALS = ("all three follow the error, with rank correlations of 0.8 in the medi
           "training loss and norm, and the largest error, which decides most of it among four rates")
 SMALL = ("it is better by 0.009, about the standard error of 2,000 test images (0.008), for three seeds of five. In 8 epochs "
          "weight decay halves kappa (0.073 to 0.034), and hardly changes the training loss (0.065 to 0.060)")
-PAPER = Settings(rates=(0.016, 0.001, 0.004, 0.048), decays=(1e-3, 0.0, 1e-2), seeds=tuple(range(1, 6)))
+PAPER = LayerwiseFig7_1Settings(rates=(0.016, 0.001, 0.004, 0.048), decays=(1e-3, 0.0, 1e-2), seeds=tuple(range(1, 6)))
 EXPERIMENT = Experiment(
     name="layerwise_fig7_2", ref=Ref("layerwise", "Fig. 7.2"), title="learning rate and weight decay, accuracy and features",
-    smoke=replace(PAPER, sizes=(1_000,), steps=150, n_test=1_000, seeds=(0,)), paper=PAPER, work=work, tasks=tasks,
+    smoke=replace(PAPER, sizes=(1_000,), steps=150, n_test=1_000, seeds=(0,)), paper=PAPER, work=work, over=one_at_a_time,
+    analysis=("subject",),
     figures={"layerwise_fig7_2": draw}, data=("fashion_mnist",),
     start={"steps": 1, "sizes": (100,), "n_test": 200, "seeds": (0,)},
     reduced="1,000 images, 150 steps, one seed",
@@ -122,17 +135,20 @@ EXPERIMENT = Experiment(
               over="seed", differs={"smoke": SHORT}),
         Claim("a: kappa of the rate with the best test accuracy, less that of the lowest rate", above_lowest,
               Interval(high=-0.02), UNTRAINED, paper="tightest", source=VISIBLY, over="seed"),
-        Claim("a: rank correlation of kappa with the test error over learning rates", following("lr"), Interval(low=0.75),
+        Claim("a: rank correlation of kappa with the test error over learning rates", error_correlation_along("lr"),
+              Interval(low=0.75),
               SHIFTED, paper="the best has the tightest", source=f"{TEXT}; of four rates at most one pair of neighbours is "
               "exchanged", over="seed", differs={"smoke": LARGEST}),
-        Claim("a: the same, less that of the better of two rivals, training loss and norm of the weights", better("lr"),
+        Claim("a: the same, less that of the better of two rivals, training loss and norm of the weights",
+              kappa_over_rivals_along("lr"),
               Interval(low=0.02), TRAINING, source=BEAT, over="seed", differs={"smoke": LARGEST, "paper": RIVALS}),
         Claim("b: kappa of the largest weight decay less that without", change("kappa_cka", "decay"), Interval(high=-0.02),
               UNTRAINED, paper="tighter", source=VISIBLY, over="seed"),
         Claim("b: test accuracy of the largest weight decay less that without", change("accuracy", "decay"), Interval(low=0.02),
               UNTRAINED, paper="better", source=VISIBLY, over="seed", differs={"smoke": NEARLY, "paper": SMALL}),
         Claim("b: test accuracy of the weight decay with the smallest kappa less that of the one with the largest",
-              lambda r: reading.of_the_tightest(along(r, "decay")), Interval(low=0.02), UNTRAINED, paper="better", source=VISIBLY,
+              lambda r: accuracy_of_smallest_kappa(along(r, "decay")), Interval(low=0.02), UNTRAINED, paper="better",
+              source=VISIBLY,
               over="seed", differs={"paper": SMALL}),
         Claim("b: share of features 2 to 10 over which their intensity is spread, largest weight decay less none",
               change("flatness", "decay"), Interval(low=0.02), UNTRAINED, paper="flatter", source=VISIBLY,

@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Experiment, Results, Scale
-from richter.experiments.layerwise import single
-from richter.experiments.layerwise.evolution import CLASSES, Settings, tasks, work
-from richter.experiments.layerwise.metrics import metric_panels
-from richter.experiments.layerwise.pictures import outside, seeds
-from richter.experiments.layerwise.reading import SHIFTED, UNTRAINED, flatness, of_the_tightest, read_at, when
+from richter.experiments.kit import Claim, Experiment, Interval, Ref, Results, Scale
+from richter.experiments.layerwise.common import (
+    CLASSES,
+    SHIFTED,
+    UNTRAINED,
+    accuracy_of_smallest_kappa,
+    at_look,
+    flatness,
+    legend_outside,
+    metric_panels,
+    read_at,
+    seeds_note,
+    single_feature_claims,
+    single_feature_drawing,
+)
+from richter.experiments.layerwise.fig7_1 import LayerwiseFig7_1Settings, one_at_a_time, work
 from richter.measures.features import MINIMUM
 from richter.report.drawing import caption, panels, styled
 
@@ -26,8 +35,8 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------------ claims
 
 
-def more(number: Callable[[Results], NDArray[np.float64]]) -> Callable[[Results], float]:
-    """What the network with normalisation has more than that without."""
+def difference(number: Callable[[Results], NDArray[np.float64]]) -> Callable[[Results], float]:
+    """Difference of a number between the network with normalisation and the one without."""
     def value(r: Results) -> float:
         with_norm, without = (number(r.where(network=name))[0] for name in ("vgg", "vgg, no norm"))
         return float(with_norm - without)
@@ -44,8 +53,8 @@ def gap(r: Results) -> NDArray[np.float64]:
     return np.log10(rho[:, CLASSES - 1] / rho[:, CLASSES])
 
 
-def normalised(r: Results) -> Results:
-    """That with normalisation, which the thesis draws."""
+def with_normalisation(r: Results) -> Results:
+    """Results of the network with normalisation, which the thesis draws."""
     return r.where(network="vgg")
 
 
@@ -56,13 +65,13 @@ def normalised(r: Results) -> Results:
 def draw3(results: Results) -> Figure:
     figure, axes = panels(3, across=3)
     names = {"vgg": "with normalisation", "vgg, no norm": "without"}
-    metric_panels(axes, {words: when(results.where(network=name)) for name, words in names.items()}, CLASSES,
+    metric_panels(axes, {words: at_look(results.where(network=name)) for name, words in names.items()}, CLASSES,
                   legend=False)
-    outside(axes[2])
+    legend_outside(axes[2])
     for ax, title in zip(axes, ("a (i): of the target", "a (ii): by the learned function", "a (iii): strength"), strict=True):
         ax.set_title(title)
     caption(figure, "VGG-16 with and without batch normalisation: in parentheses the test accuracy, in square brackets kappa. "
-                    f"{seeds(results)}")
+                    f"{seeds_note(results)}")
     return figure
 
 
@@ -90,32 +99,36 @@ LOSE = ("of the target. But among the others the weakest lose least, because the
         "all of them says little")
 WEAKEST: Mapping[Scale, str] = {"smoke": f"the first ten features gain 0.30 and the others lose 0.10 {LOSE}",
                                 "paper": f"the first ten features gain 0.42 and the others lose 0.11 {LOSE}"}
-PAPER = Settings(networks=("vgg", "vgg, no norm"), rates=(0.01,), steps=1_250, watched=(1, 3, 8, 14), seeds=tuple(range(1, 6)))
+PAPER = LayerwiseFig7_1Settings(networks=("vgg", "vgg, no norm"), rates=(0.01,), steps=1_250, watched=(1, 3, 8, 14),
+                               seeds=tuple(range(1, 6)))
 LESS = ("a VGG-16 of full width and 200 epochs: these are 2,000 images of Fashion-MNIST in the place of CIFAR-10, an eighth of "
         "the width, 20 epochs, initial weights of the variance 2 / fan-in")
 EXPERIMENT = Experiment(
     name="layerwise_fig7_3", ref=Ref("layerwise", "Fig. 7.3"), title="batch normalisation, accuracy and features",
-    smoke=replace(PAPER, sizes=(1_000,), steps=625, n_test=1_000, seeds=(0,)), paper=PAPER, work=work, tasks=tasks,
+    smoke=replace(PAPER, sizes=(1_000,), steps=625, n_test=1_000, seeds=(0,)), paper=PAPER, work=work, over=one_at_a_time,
+    analysis=("subject",),
     places=("Fig. 7.3", "Fig. 7.7"), data=("fashion_mnist",),
-    figures={"layerwise_fig7_3": draw3, "layerwise_fig7_7": single.drawing(normalised, "VGG-16 with batch normalisation")},
+    figures={"layerwise_fig7_3": draw3,
+             "layerwise_fig7_7": single_feature_drawing(with_normalisation, "VGG-16 with batch normalisation")},
     start={"steps": 1, "sizes": (100,), "n_test": 200, "seeds": (0,)}, reduced="1,000 images, one seed",
     tried="on seed 0, which is not one of the five seeds of the paper's scale, for three or four epochs: rates of 0.004 and "
           "0.02, torch's own weights, with which the network without normalisation does not train, and a VGG of eleven layers; "
           "then 188 and 560 steps in the place of 625 and 1,250",
     missing={"Fig. 7.3": f"b, CIFAR-100, which cannot be had here; {LESS}", "Fig. 7.7": LESS},
     claims=(
-        Claim("a: kappa with normalisation less that without", more(number("kappa_cka")), Interval(high=-0.02), UNTRAINED,
+        Claim("a: kappa with normalisation less that without", difference(number("kappa_cka")), Interval(high=-0.02), UNTRAINED,
               paper="tighter", source=VISIBLY, over="seed", differs=WEIGHTS),
-        Claim("a: test accuracy with normalisation less that without", more(number("accuracy")), Interval(low=0.02),
+        Claim("a: test accuracy with normalisation less that without", difference(number("accuracy")), Interval(low=0.02),
               UNTRAINED, paper="better", source=VISIBLY, over="seed", differs=WEIGHTS),
-        Claim("a: kappa with normalisation", lambda r: float(number("kappa_cka")(normalised(r))[0]), Interval(high=MINIMUM),
+        Claim("a: kappa with normalisation", lambda r: float(number("kappa_cka")(with_normalisation(r))[0]),
+              Interval(high=MINIMUM),
               UNTRAINED, paper="below 0.1", source=TEXT, over="seed", differs=NARROW),
         Claim("a: share of features 2 to 10 over which their intensity is spread, with less without normalisation",
-              more(flatness), Interval(low=0.02), UNTRAINED, paper="flatter", source=VISIBLY, over="seed",
+              difference(flatness), Interval(low=0.02), UNTRAINED, paper="flatter", source=VISIBLY, over="seed",
               differs=WEIGHTS),
-        Claim("a: log10 of the intensity of feature 10 over that of feature 11, with less without normalisation", more(gap),
+        Claim("a: log10 of the intensity of feature 10 over that of feature 11, with less without normalisation", difference(gap),
               Interval(low=0.02), UNTRAINED, paper="a wider gap", source=VISIBLY, over="seed", differs=WEIGHTS),
-        Claim("a: test accuracy of the network with the smaller kappa less that of the other", of_the_tightest,
+        Claim("a: test accuracy of the network with the smaller kappa less that of the other", accuracy_of_smallest_kappa,
               Interval(low=0.02), (UNTRAINED, SHIFTED), paper="better", source=VISIBLY, over="seed", differs=THREE),
-        *single.claims(normalised, "a", BEFORE, WEAKEST),
+        *single_feature_claims(with_normalisation, "a", BEFORE, WEAKEST),
     ))

@@ -10,13 +10,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.layerwise import single
-from richter.experiments.layerwise.evolution import CLASSES, TUNED, Data, Network, Settings, tasks_by_architecture, work
-from richter.experiments.layerwise.metrics import metric_panels
-from richter.experiments.layerwise.pictures import SHOWN, by_epoch, first_features, outside, seeds
-from richter.experiments.layerwise.reading import UNTRAINED, read_at, when
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results
+from richter.experiments.layerwise.common import (
+    CLASSES,
+    SHOWN,
+    UNTRAINED,
+    at_look,
+    by_epoch,
+    first_features,
+    legend_outside,
+    metric_panels,
+    read_at,
+    seeds_note,
+    single_feature_claims,
+    single_feature_drawing,
+)
+from richter.experiments.layerwise.fig7_1 import TUNED, Data, LayerwiseFig7_1Settings, Network, by_architecture, work
 from richter.measures.features import MINIMUM
 from richter.report.drawing import caption, panels, styled
 
@@ -29,7 +38,7 @@ EARLY = 5  # the epoch after which, by the text, the fully connected network use
 
 
 def chosen(r: Results, network: Network, slow: bool = False, data: Data = "cifar10") -> Results:
-    """One training, of each seed that there is; that of the other network, where they are exchanged."""
+    """Training of a network for each seed; that of the other network if they are exchanged."""
     if r.settings.subject == "exchanged":
         network = "fcn" if network == "resnet" else "resnet"
     if r.settings.subject == "photographs":
@@ -43,7 +52,7 @@ def final(name: str, network: Network, slow: bool = False, data: Data = "cifar10
 
 
 def curve(r: Results, name: str, network: Network, slow: bool = False) -> NDArray[np.float64]:
-    """By look; that of the untrained network at every look, where that is the subject."""
+    """Number by look; that of the untrained network at every look if it is the subject."""
     values = chosen(r, network, slow)[name][0]
     return np.repeat(values[:1], len(values), 0) if r.settings.subject == "untrained" else values
 
@@ -54,7 +63,7 @@ def tighter(slow: bool = False) -> Callable[[Results], float]:
 
 
 def both_sides(r: Results) -> float:
-    """How far the ResNet is inside the minimum feature regime, or the fully connected network outside, whichever is less."""
+    """Smaller of two margins: of the ResNet inside the minimum feature regime, and of the fully connected network outside."""
     return min(MINIMUM - final("kappa_cka", "resnet")(r), final("kappa_cka", "fcn")(r) - MINIMUM)
 
 
@@ -64,31 +73,31 @@ def harder(r: Results) -> float:
     return float(gains[0 if r.settings.subject == "untrained" else -1] - gains[0])
 
 
-def at_once(r: Results) -> float:
-    """What the share of the learned function in the first C features of the ResNet gains in the first epoch."""
+def first_epoch_gain(r: Results) -> float:
+    """Gain in the first epoch of the utilisation of the ResNet's first C features."""
     used = curve(r, "utilisation_top", "resnet")
     return float(used[1] - used[0])
 
 
 def deviation(r: Results) -> float:
-    """Of the fully connected network: that share after training, less the largest that it had."""
+    """Utilisation of the fully connected network's first C features after training, less its largest value."""
     used = curve(r, "utilisation_top", "fcn")
     return float(used[-1] - used.max())
 
 
 def early(r: Results, network: Network) -> int:
-    """The look after epoch 5, or the last before it."""
+    """Index of the look after epoch 5, or of the last look before it."""
     return int(np.searchsorted(chosen(r, network)["epoch"][0], EARLY, side="right")) - 1
 
 
-def others(r: Results) -> float:
-    """What features 11 to 20 of the fully connected network gain of the learned function after epoch 5."""
+def later_feature_gain(r: Results) -> float:
+    """Gain after epoch 5 of the utilisation of features 11 to 20 of the fully connected network."""
     used = curve(r, "utilisation", "fcn")[:, CLASSES:SHOWN].sum(1)
     return float(used[-1] - used[early(r, "fcn")])
 
 
-def apart(r: Results) -> float:
-    """What training accuracy gains over test accuracy after epoch 5, in the fully connected network."""
+def accuracy_gap_gain(r: Results) -> float:
+    """Growth after epoch 5 of the gap between training and test accuracy of the fully connected network."""
     more = curve(r, "accuracy_fit", "fcn") - curve(r, "accuracy", "fcn")
     return float(more[-1] - more[early(r, "fcn")])
 
@@ -107,7 +116,7 @@ def draw4(results: Results) -> Figure:
     by_epoch(axes[3:], chosen(results, "fcn"), "b, fully connected")
     caption(figure, "Between epochs both networks gather the learned function in the first ten features (dotted), which the "
                     "ResNet keeps to more strictly. In parentheses the test accuracy, in square brackets kappa. "
-                    f"{seeds(results)}")
+                    f"{seeds_note(results)}")
     return figure
 
 
@@ -122,7 +131,7 @@ def evolving(results: Results, slow: bool) -> Figure:
 def draw5(results: Results) -> Figure:
     figure = evolving(results, slow=False)
     caption(figure, "The first twenty features by epoch: the first ten (dark to light) part from the others (grey) in quality, "
-                    f"in utilisation and in intensity. {seeds(results, 'Median')}")
+                    f"in utilisation and in intensity. {seeds_note(results, 'Median')}")
     return figure
 
 
@@ -130,7 +139,7 @@ def draw5(results: Results) -> Figure:
 def draw_slow(results: Results) -> Figure:
     figure = evolving(results, slow=True)
     caption(figure, "At a lower learning rate the first ten features (dark to light) part from the others (grey) later and less. "
-                    f"{seeds(results, 'Median')}")
+                    f"{seeds_note(results, 'Median')}")
     return figure
 
 
@@ -138,13 +147,13 @@ def draw_slow(results: Results) -> Figure:
 def draw6(results: Results) -> Figure:
     figure, axes = panels(3, across=3)
     sets: tuple[tuple[str, Data], ...] = (("digits", "mnist"), ("photographs", "cifar10"))
-    cases = {name: when(chosen(results, "fcn", data=data)) for name, data in sets}
-    metric_panels(axes, {**cases, "digits, untrained": when(chosen(results, "fcn", data="mnist"), 0)}, CLASSES, legend=False)
-    outside(axes[2])
+    cases = {name: at_look(chosen(results, "fcn", data=data)) for name, data in sets}
+    metric_panels(axes, {**cases, "digits, untrained": at_look(chosen(results, "fcn", data="mnist"), 0)}, CLASSES, legend=False)
+    legend_outside(axes[2])
     for ax, title in zip(axes, ("(i): of the target", "(ii): by the learned function", "(iii): strength"), strict=True):
         ax.set_title(title)
     caption(figure, "A fully connected network needs ten features for digits, and is further from that for photographs. In "
-                    f"parentheses the test accuracy, in square brackets kappa. {seeds(results)}")
+                    f"parentheses the test accuracy, in square brackets kappa. {seeds_note(results)}")
     return figure
 
 
@@ -175,16 +184,16 @@ STILL = ("at a fifth of the rate the ResNet knows its 2,000 images by heart (tra
          "features stay spread, and kappa stands still at 0.36. A low rate leads away from the minimum, as a of Fig. 7.2 has it")
 STEPS = ("1,375 steps on 2,000 images; the recipe that has this bar takes 3,125 on 4,000. It falls still, from 19.7 at epoch 5 "
          "to 16.8")
-PAPER = Settings(networks=("resnet", "fcn"), sets=("cifar10", "mnist"), rates=(0.02, 0.004), steps=1375,
+PAPER = LayerwiseFig7_1Settings(networks=("resnet", "fcn"), sets=("cifar10", "mnist"), rates=(0.02, 0.004), steps=1375,
                  watched=(1, 2, 3, 5, 8, 12, 16, 19), seeds=tuple(range(1, 6)))
 LESS = ("50,000 images, a ResNet-18 of full width, 200 epochs: these are 2,000 of 16 x 16 pixels, an eighth of the width, "
         "22 epochs, no augmentation")
 EXPERIMENT = Experiment(
     name="layerwise_fig7_4", ref=Ref("layerwise", "Fig. 7.4"), title="features of a ResNet and of an MLP between epochs",
     smoke=replace(PAPER, sizes=(1_000,), steps=750, n_test=1_000, watched=(1, 3, 5, 10, 18), seeds=(0,)), paper=PAPER, work=work,
-    tasks=tasks_by_architecture, places=("Fig. 7.4", "Fig. 7.5", "Fig. 7.6", "Fig. 7.7", "Fig. C.3"),
+    over=by_architecture, analysis=("subject",), places=("Fig. 7.4", "Fig. 7.5", "Fig. 7.6", "Fig. 7.7", "Fig. C.3"),
     figures={"layerwise_fig7_4": draw4, "layerwise_fig7_5": draw5, "layerwise_fig7_6": draw6, "layerwise_figc_3": draw_slow,
-             "layerwise_fig7_7_b": single.drawing(resnet, "the ResNet")},
+             "layerwise_fig7_7_b": single_feature_drawing(resnet, "the ResNet")},
     data=("cifar10", "mnist"), start={"steps": 1, "sizes": (100,), "n_test": 200, "seeds": (0,)},
     reduced="1,000 images, 24 epochs, one seed",
     missing={"Fig. 7.4": LESS, "Fig. 7.5": f"the Gaussian filter; {LESS}", "Fig. C.3": f"the paper's lower rate, which it does "
@@ -199,7 +208,8 @@ EXPERIMENT = Experiment(
               Interval(low=0.0), (UNTRAINED, EXCHANGED), paper="above 0", source=TEXT, over="seed", differs={"smoke": SHORT}),
         Claim("kappa of the fully connected network less that of the ResNet", tighter(), Interval(low=0.02),
               (UNTRAINED, EXCHANGED), paper="above 0", source=VISIBLY, over="seed"),
-        Claim("a: gain of the learned function's share in the first ten features in one epoch", at_once, Interval(low=0.02),
+        Claim("a: gain of the learned function's share in the first ten features in one epoch", first_epoch_gain,
+              Interval(low=0.02),
               UNTRAINED, paper="concentrates after just one epoch", source=VISIBLY, over="seed", differs={"paper": ONE_EPOCH}),
         Claim("b: learned function's share in the first ten features after training, less the largest that it had", deviation,
               Interval(high=-0.02), UNTRAINED, paper="deviates after epoch 5", source=VISIBLY, over="seed",
@@ -207,9 +217,11 @@ EXPERIMENT = Experiment(
         Claim("a: learned function's share in the first ten features of the ResNet", final("utilisation_top", "resnet"),
               Interval(low=0.95), UNTRAINED, paper="restricted to the first 10", source=f"{TEXT}: nearly 1", over="seed",
               places=("Fig. 7.5",), differs={"smoke": SHORT}),
-        Claim("b: what features 11 to 20 gain of the learned function after epoch 5", others, Interval(low=0.02), UNTRAINED,
+        Claim("b: what features 11 to 20 gain of the learned function after epoch 5", later_feature_gain, Interval(low=0.02),
+              UNTRAINED,
               paper="they gain utilisation", source=VISIBLY, over="seed", places=("Fig. 7.5",), differs={"paper": ONWARD}),
-        Claim("b: what training accuracy gains over test accuracy after epoch 5", apart, Interval(low=0.02), UNTRAINED,
+        Claim("b: what training accuracy gains over test accuracy after epoch 5", accuracy_gap_gain, Interval(low=0.02),
+              UNTRAINED,
               paper="they begin to diverge", source=VISIBLY, over="seed", places=("Fig. 7.5",)),
         Claim("at a lower rate: kappa of the ResNet", final("kappa_cka", "resnet", slow=True), Interval(high=MINIMUM), UNTRAINED,
               paper="below 0.1", source="the caption of Fig. C.3", over="seed", places=("Fig. C.3",),
@@ -227,6 +239,6 @@ EXPERIMENT = Experiment(
         Claim("kappa on photographs less that on digits, beyond what it is before training", harder, Interval(low=0.02),
               (UNTRAINED, Control("photographs in the place of digits", {"subject": "photographs"})), paper="above 0",
               source=VISIBLY, over="seed", places=("Fig. 7.6",)),
-        *single.claims(resnet, "b", {"smoke": BEFORE, "paper": BEFORE_PAPER}, {"smoke": WEAKEST, "paper": WEAKEST_PAPER},
+        *single_feature_claims(resnet, "b", {"smoke": BEFORE, "paper": BEFORE_PAPER}, {"smoke": WEAKEST, "paper": WEAKEST_PAPER},
                        {"smoke": EARLIER}),
     ))

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Writer
 from richter.report.drawing import COLOURS, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.theory import three_units
 from richter.theory.emergence import Emergence, crossing
 
@@ -25,8 +23,8 @@ CHECKED = (3.05, 3.60, 4.75)  # half-times of the three modes in the independent
 
 
 @dataclass(frozen=True)
-class Settings:
-    """S of App. C.3. ``form``, ``slow`` and ``tail`` are what claims look at."""
+class LayerwiseFigC2Settings:
+    """S of App. C.3. Claims choose ``form``, ``slow`` and ``tail``."""
 
     target: float = 5.0
     initial: float = 0.01
@@ -38,7 +36,7 @@ class Settings:
     tail: Literal["sum", "sigmoid"] = "sum"
 
 
-def work(s: Settings, run: Writer) -> Mapping[str, ArrayLike]:
+def work(s: LayerwiseFigC2Settings, run: Writer) -> Mapping[str, ArrayLike]:
     """Velocities of both forms and of the network itself at random states; strengths of the modes along the flow."""
     draw = np.random.default_rng(0)
     z = np.concatenate([s.target * draw.random((s.states, 3)) * 3, s.target * draw.standard_normal((s.states, 1))], 1)
@@ -49,7 +47,7 @@ def work(s: Settings, run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def half(r: Results) -> Vector:
-    """When each mode has half of what it ends with."""
+    """Time at which each mode has half of its last value."""
     return np.array([crossing(r["t"][0], row / row[-1]) for row in r["modes"][0]])
 
 
@@ -91,7 +89,7 @@ def draw(results: Results) -> Figure:
 
 EXPERIMENT = Experiment(
     name="layerwise_fig_c_2", ref=Ref("layerwise", "Fig. C.2"), title="three units learn parity by three modes",
-    smoke=Settings(), paper=Settings(), work=work, quick=True, start={"points": 3, "end": 0.1},
+    smoke=LayerwiseFigC2Settings(), paper=LayerwiseFigC2Settings(), work=work, quick=True, start={"points": 3, "end": 0.1},
     figures={"layerwise_fig_c_2": draw}, missing={"Fig. C.2": "panel a, a sketch of the network"},
     claims=(
         Claim("largest difference of Eqs. C.15-C.18, corrected, from the network's gradient, relative to the largest velocity",

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.report.drawing import COLOURS, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.tasks.parity import multitask_parity
 from richter.theory import emergence
 from richter.theory.multilinear import Multilinear
@@ -26,8 +24,8 @@ TINY = 1e-10  # R(0) of what is followed to the end of time
 
 
 @dataclass(frozen=True)
-class Settings:
-    """``form``: what is wrong with the statement, in controls."""
+class LayerwiseLemma1Settings:
+    """``form`` chooses the wrong form of a statement in controls."""
 
     skills: int = 6
     examples: int = 20
@@ -38,21 +36,11 @@ class Settings:
     form: Form = "own"
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, seeds=(), form="own"), seed) for seed in s.seeds]
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[LayerwiseLemma1Settings], run: Writer) -> Mapping[str, ArrayLike]:
     return {**multilinear(t), **extended(t), **by_examples(t), **by_units(t)}
 
 
-def multilinear(t: Task) -> dict[str, ArrayLike]:
+def multilinear(t: Task[LayerwiseLemma1Settings]) -> dict[str, ArrayLike]:
     """Lemma 1 and its corollaries on a drawn data set: strengths by the flow, beside closed forms right and wrong."""
     s = t.settings
     task = multitask_parity(s.skills, 3 * s.skills, 3, 0.6, t.seed, target=s.target)
@@ -73,7 +61,7 @@ def multilinear(t: Task) -> dict[str, ArrayLike]:
             "basis_more": np.abs(ends - (np.arange(s.skills) <= N)).max()}
 
 
-def extended(t: Task) -> dict[str, ArrayLike]:
+def extended(t: Task[LayerwiseLemma1Settings]) -> dict[str, ArrayLike]:
     """Lemmas 2 and 3 and Eqs. B.37-B.41 along the flow from one start."""
     rng = np.random.default_rng((t.seed, 4))
     Phi, B0 = rng.standard_normal((8, 3)), 0.05 * rng.standard_normal(8)
@@ -93,7 +81,7 @@ def extended(t: Task) -> dict[str, ArrayLike]:
             "limit_start": np.linalg.norm(outside[:, 1] - outside[:, 2]) / size}
 
 
-def by_examples(t: Task) -> dict[str, ArrayLike]:
+def by_examples(t: Task[LayerwiseLemma1Settings]) -> dict[str, ArrayLike]:
     """Prop. B.1.1 over Gaussian features: mean strengths, and how strength and loss belong together in each draw."""
     s, rng = t.settings, np.random.default_rng((t.seed, 5))
     counts = np.array([round(share * s.shots) for share in (0.1, 0.25, 0.5, 0.75, 0.95)])
@@ -106,7 +94,7 @@ def by_examples(t: Task) -> dict[str, ArrayLike]:
             "relation_own": max(own), "relation_text": max(text)}
 
 
-def by_units(t: Task) -> dict[str, ArrayLike]:
+def by_units(t: Task[LayerwiseLemma1Settings]) -> dict[str, ArrayLike]:
     """Prop. B.1.2: the flow with N functions beside Eq. 5.9, and beside all or nothing."""
     units, N = 2 + t.seed % 4, [1, 3, 5, 8]
     flow = emergence.simulate_width(N, units, 3)
@@ -141,7 +129,8 @@ EXACT = "an identity; what is left is the integration of the flow"
 PLACES = ("Lemma 1", "Cor. B.1.1", "Cor. B.1.2", "Lemma 2", "Lemma 3", "Prop. B.1.1", "Prop. B.1.2")
 EXPERIMENT = Experiment(
     name="layerwise_lemma1", ref=Ref("layerwise", "Lemma 1"), title="what the multilinear model and its extension learn",
-    places=PLACES, smoke=Settings(), paper=Settings(draws=2000, shots=100), work=work, tasks=tasks,
+    places=PLACES, smoke=LayerwiseLemma1Settings(), paper=LayerwiseLemma1Settings(draws=2000, shots=100), work=work,
+    over=("seed",), analysis=("form",),
     start={"seeds": (0,), "draws": 2}, figures={"layerwise_prop_b_1_1": draw},
     claims=(
         Claim("largest |Eq. B.1 - integrated flow| over S, on drawn data sets", lambda r: max(

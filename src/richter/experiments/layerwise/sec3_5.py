@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,13 +12,11 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.instrument.observe import measure
 from richter.instrument.probe import Probe
 from richter.measures import collapse, nfc_power
 from richter.report.drawing import COLOURS, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.tasks import mnist_5k
 from richter.theory.linear_networks import DeepLinearNetwork, LinearNetwork, UnconstrainedFeatures
 from richter.theory.two_layers import simulate_layers
@@ -36,10 +34,11 @@ NETS = ("linear", "relu")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """A network of ``width`` hidden units on ``inputs``, three outputs, singular values 3.85, 2.32 and .65. ``images`` of digits
-    in their ``directions`` of largest variance, whitened; steps of ``lr`` from weights of ``small``. What claims look at:
-    ``weights``: their scale; ``hidden``: or no hidden layer; ``forecast``: of half-times; ``power``: of the AGOP; ``trained``."""
+class LayerwiseSec3_5Settings:
+    """Network of ``width`` hidden units on ``inputs``, three outputs, singular values 3.85, 2.32 and .65. ``images`` of
+    digits in their ``directions`` of largest variance, whitened; steps of ``lr`` from weights of ``small``. Claims choose the
+    scale of the weights (``weights``), a network without a hidden layer (``hidden``), the ``forecast`` of half-times, the
+    ``power`` of the AGOP, and networks before training (``trained``)."""
 
     inputs: int = 5
     width: int = 5
@@ -56,18 +55,7 @@ class Settings:
     trained: bool = True
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, seeds=(), weights=0.001, hidden=True, forecast="alone", power="third", trained=True)
-    return [Task(alone, seed) for seed in s.seeds]
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[LayerwiseSec3_5Settings], run: Writer) -> Mapping[str, ArrayLike]:
     rows: dict[str, ArrayLike] = {**greedy(t.settings, t.seed)}
     run.progress(0.2)
     rows |= {**collapsed(t.seed), **deep(t.seed)}
@@ -80,7 +68,7 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 # ------------------------------------------------------------------------------------------------ modes in turn, few features
 
 
-def greedy(s: Settings, seed: int) -> dict[str, ArrayLike]:
+def greedy(s: LayerwiseSec3_5Settings, seed: int) -> dict[str, ArrayLike]:
     """Half-times of modes by scale of the weights, as they are and as they are forecast; the last singular values of W1."""
     C = np.zeros((s.inputs, 3))
     np.fill_diagonal(C, RHO)
@@ -97,7 +85,7 @@ def greedy(s: Settings, seed: int) -> dict[str, ArrayLike]:
 
 
 def halves(shares: Matrix, times: Matrix) -> Matrix:
-    """When each curve first reaches a half, by linear interpolation; the end if it does not."""
+    """Time at which each curve first reaches one half, by linear interpolation; the last time if it does not."""
     out = []
     for curve in shares:
         above = np.flatnonzero(curve >= 0.5)
@@ -148,7 +136,7 @@ def deep(seed: int) -> dict[str, ArrayLike]:
 # ------------------------------------------------------------------------------------------------ digits
 
 
-def whitened(s: Settings, seed: int) -> tuple[Tensor, Tensor]:
+def whitened(s: LayerwiseSec3_5Settings, seed: int) -> tuple[Tensor, Tensor]:
     """Images in their first directions, of covariance one, and one-hot labels less their mean."""
     data = mnist_5k(seed=seed)
     x, y = data.x[:s.images].flatten(1).double(), torch.eye(10, dtype=torch.float64)[data.y[:s.images]]
@@ -156,7 +144,7 @@ def whitened(s: Settings, seed: int) -> tuple[Tensor, Tensor]:
     return torch.linalg.svd(x, full_matrices=False)[0][:, :s.directions] * len(x) ** 0.5, y
 
 
-def digits(s: Settings, seed: int, net: str) -> dict[str, ArrayLike]:
+def digits(s: LayerwiseSec3_5Settings, seed: int, net: str) -> dict[str, ArrayLike]:
     """Half-times of the modes of E[x y'] in a network of one hidden layer, linear or with ReLU, by gradient descent on images;
     and those of the linear network, as they are forecast."""
     x, y = whitened(s, seed)
@@ -198,7 +186,7 @@ def in_turn(r: Results) -> float:
 
 
 def delay(r: Results) -> float:
-    """What a tenth of the weights adds to the half-times, beside ln(10) / rho."""
+    """Growth of the half-times when the weights are a tenth as large, over ln(10) / rho."""
     return float(np.mean((half(r, 0.001) - half(r, 0.01)) * np.array(RHO) / np.log(10)))
 
 
@@ -221,7 +209,7 @@ def collapse_of(r: Results, which: slice) -> float:
 
 
 def explained(r: Results, net: str) -> float:
-    """Of the variance of log half-times over modes, the share that the forecast explains, up to one unit of time."""
+    """Share of the variance of log half-times over modes that the forecast explains, up to one unit of time."""
     seen, told = np.log(r[f"{net}_half"][0]), np.log(r[f"{net}_{r.settings.forecast}"][0])
     left = seen - told - np.mean(seen - told)
     return float(1 - np.sum(left**2) / np.sum((seen - seen.mean()) ** 2))
@@ -320,7 +308,8 @@ CLAIMS = (
 )
 EXPERIMENT = Experiment(
     name="layerwise_sec3_5", ref=Ref("layerwise", "Sec. 3.5.1"), title="greedy linear networks: modes in turn, and collapse",
-    smoke=Settings(seeds=(0, 1)), paper=Settings(images=4000, lr=0.1, seeds=tuple(range(10))), work=work, tasks=tasks,
+    smoke=LayerwiseSec3_5Settings(seeds=(0, 1)), paper=LayerwiseSec3_5Settings(images=4000, lr=0.1, seeds=tuple(range(10))),
+    work=work, over=("seed",), analysis=("weights", "hidden", "forecast", "power", "trained"),
     start={"seeds": (0,), "lr": 5.0}, data=("mnist_5k",), claims=CLAIMS,
     reduced="2 seeds of 10, 2,000 of 4,000 images, longer steps",
     tried="Eq. 3.15 from the size of u' W1 W2 v, as printed, as a rival for three modes in five units too: it is as good there "

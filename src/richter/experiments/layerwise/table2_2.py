@@ -3,38 +3,128 @@ means of these point to the corners of a simplex."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results, Scale
-from richter.experiments.layerwise.classes import FEWER, SHOWN, TABLE, Cell, Settings, tasks, work
-from richter.experiments.layerwise.metrics import metric_panels
-from richter.experiments.layerwise.pictures import outside, seeds
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Scale, Task, Writer
+from richter.experiments.layerwise.common import (
+    SgdRecipe,
+    feature_numbers,
+    features_and_outputs,
+    fit,
+    indicators,
+    legend_outside,
+    metric_panels,
+    seeds_note,
+)
+from richter.models import resnet18, vgg16
 from richter.report.drawing import COLOURS, caption, label, panels, styled
+from richter.tasks import augment, cifar10, mnist
+from richter.tasks.images import Split
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {"resnet18": resnet18, "vgg16": vgg16}
+SETS = {"mnist": mnist, "cifar10": cifar10}
+SHOWN = 3  # classes of Fig. 2.5
+PLANE = 40  # examples of a class that are drawn there
+
+
+class TableCell(NamedTuple):
+    """A row of the table, or a curve of Fig. 2.4: the first so many classes."""
+
+    model: str
+    data: str
+    classes: int = 10
+
+
+TABLE = tuple(TableCell(model, data) for data in ("mnist", "cifar10") for model in ("resnet18", "vgg16"))
+FEWER = tuple(TableCell("resnet18", "mnist", classes) for classes in (3, 5))
+
+
+@dataclass(frozen=True)
+class LayerwiseTable2_2Settings:
+    """Networks of an eighth of the width; ResNets see means of four pixels, 16 x 16. Learning rates are those of the thesis;
+    a short training has a larger weight decay, 5e-3 for 1e-3. ``subject``: the networks that claims are about, trained or not.
+    ``per_class``: images."""
+
+    cells: tuple[TableCell, ...] = TABLE + FEWER
+    per_class: int = 100
+    n_test: int = 1000
+    width: float = 0.125
+    rates: tuple[float, ...] = (0.05, 0.01)  # of ResNets and VGG networks
+    decay: float = 5e-3
+    epochs: tuple[int, ...] = (20, 32)  # of digits, and of photographs, which are learned more slowly
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    subject: Literal["", "_untrained"] = ""
+
+
+def images(t: Task[LayerwiseTable2_2Settings]) -> Split:
+    """32 x 32 for VGG networks, which halve their size five times; 16 x 16 for ResNets. Only the first classes."""
+    s, c = t.settings, t.cell
+    data = SETS[c.data](10 * s.per_class, s.n_test, seed=t.seed)
+
+    def sized(x: Tensor) -> Tensor:
+        x = augment.pad(x, (32 - x.shape[-1]) // 2, x.min().item())
+        return x if c.model == "vgg16" else F.avg_pool2d(x, 2)
+
+    rows, rows_test = data.y < c.classes, data.y_test < c.classes
+    return Split(sized(data.x[rows]), data.y[rows], sized(data.x_test[rows_test]), data.y_test[rows_test])
+
+
+def work(t: Task[LayerwiseTable2_2Settings], run: Writer) -> Mapping[str, ArrayLike]:
+    s, c, data = t.settings, t.cell, images(t)
+    model = MODELS[c.model](c.classes, data.x.shape[1], s.width, t.seed)
+    y, y_test = indicators(data.y, c.classes), indicators(data.y_test, c.classes)
+
+    def numbers_now() -> dict[str, Any]:
+        rows = feature_numbers(model, data.x, y, data.x_test, y_test)
+        return {**rows, "quality_all_fit": rows["quality_fit"].sum()}
+
+    start = numbers_now()
+    count = s.epochs[c.data == "cifar10"]
+    fit(model, data.x, y, SgdRecipe(s.rates[c.model == "vgg16"], s.decay, count, every=max(1, 5 * count // 7), batch=32), run,
+        seed=t.seed)
+    return {**numbers_now(), **{f"{k}_untrained": v for k, v in start.items() if np.ndim(v) == 0},
+            **(plane(model, data) if c.classes == SHOWN else {})}
+
+
+def plane(model: nn.Module, data: Split) -> dict[str, NDArray[np.float64]]:
+    """Features in the plane of three class means, some of each class; the means themselves."""
+    Phi = features_and_outputs(model, data.x)[0].double()
+    means = torch.stack([Phi[data.y == k].mean(0) for k in range(SHOWN)])
+    m = means - means.mean(0)
+    axes = torch.linalg.svd(m, full_matrices=False)[2][:2]
+    chosen = torch.stack([(Phi[data.y == k][:PLANE] - means.mean(0)) @ axes.T for k in range(SHOWN)])
+    return {"plane": chosen.numpy(force=True), "corners": (m @ axes.T).numpy(force=True)}
+
 
 PAPER = {  # D_eff(rho), D_eff(Q^), kappa, test accuracy
     ("resnet18", "mnist"): (10.1, 10.0, 4.4e-3, 0.997), ("vgg16", "mnist"): (10.0, 10.0, 1.8e-2, 0.994),
     ("resnet18", "cifar10"): (10.4, 10.0, 3.1e-3, 0.948), ("vgg16", "cifar10"): (10.0, 10.0, 1.1e-3, 0.933)}
 
 
-def number(r: Results, name: str, cell: Cell) -> float:
+def number(r: Results, name: str, cell: TableCell) -> float:
     return float(np.median(r.where(cell=cell)[f"{name}{r.settings.subject}"]))
 
 
-def widest(r: Results, name: str, cells: tuple[Cell, ...], from_classes: bool = False) -> float:
+def widest(r: Results, name: str, cells: tuple[TableCell, ...], from_classes: bool = False) -> float:
     """The largest over cells; of effective dimensions the largest |D_eff / C - 1|."""
     return max(abs(number(r, name, c) / c.classes - 1) if from_classes else number(r, name, c) for c in cells)
 
 
-def spread(r: Results, cell: Cell) -> float:
-    """How far used and strong features are from as many as there are classes."""
+def spread(r: Results, cell: TableCell) -> float:
+    """Largest relative deviation of the numbers of used and strong features from the number of classes."""
     return max(widest(r, name, (cell,), True) for name in ("deff_utilisation_fit", "deff_intensity_fit"))
 
 
@@ -43,19 +133,19 @@ def worse(r: Results) -> float:
     return max(PAPER[c.model, c.data][3] - number(r, "accuracy", c) for c in TABLE)
 
 
-def named(c: Cell) -> str:
+def cell_name(c: TableCell) -> str:
     return f"{c.model} on {c.data}"
 
 
 FEW = ("1,000 images of 60,000 or 50,000, an eighth of the width, no augmentation: what is learned by heart of so few "
        "photographs says little of others (test accuracy .33), and digits are right for 95 to 96 %")
-SHORT: dict[Cell, Mapping[Scale, str]] = {
+SHORT: dict[TableCell, Mapping[Scale, str]] = {
     TABLE[2]: {"smoke": "a short training, far from its end: 34 % of the training images are learned"},
     TABLE[3]: {"smoke": "a short training, far from its end: 40 % of the training images are learned",
                "paper": "32 epochs are too few for some seeds: two of five have learned 67 and 76 % of the training images, "
                         "with kappa .42 and .39; of the three that have learned them all it is .02, .06 and .19, and the last "
                         "one comes to .11 after 45 epochs"}}
-UNEQUAL: dict[Cell, Mapping[Scale, str]] = {TABLE[1]: {
+UNEQUAL: dict[TableCell, Mapping[Scale, str]] = {TABLE[1]: {
     "smoke": "99.7 % of the training images are learned and ten features are used, but 12 epochs leave them of unequal strength; "
              "after 30 epochs kappa is .04 for the same seed"}}
 NUMBERS = (*FEWER, TABLE[0])  # by classes: 3, 5, 10
@@ -64,10 +154,10 @@ DEFINITION = "Definition 2: 0.1"
 NEAR, ISSUE = Interval(high=0.15), "D_eff about C (Eq. 2.7): within 15 %, as 9.5 to 11.5 for ten classes"
 FIG, SKETCH = ("Fig. 2.4",), ("Fig. 2.5",)
 CLAIMS = (
-    *(Claim(f"{named(c)}: kappa on the fitting sample", partial(number, name="kappa_cka_fit", cell=c), Interval(high=0.1),
+    *(Claim(f"{cell_name(c)}: kappa on the fitting sample", partial(number, name="kappa_cka_fit", cell=c), Interval(high=0.1),
             UNTRAINED, paper=f"{PAPER[c.model, c.data][2]:.2g}", source=DEFINITION, over="seed",
             differs=(SHORT | UNEQUAL).get(c, "")) for c in TABLE),
-    *(Claim(f"{named(c)}: larger one of |D_eff(Q^)/10 - 1| and |D_eff(rho)/10 - 1|, fitting sample", partial(spread, cell=c),
+    *(Claim(f"{cell_name(c)}: larger one of |D_eff(Q^)/10 - 1| and |D_eff(rho)/10 - 1|, fitting sample", partial(spread, cell=c),
             NEAR, UNTRAINED, paper=f"{PAPER[c.model, c.data][1]:.3g}, {PAPER[c.model, c.data][0]:.3g}", source=ISSUE, over="seed",
             differs=SHORT.get(c, "")) for c in TABLE),
     Claim("printed test accuracy less ours, largest of four", worse, Interval(high=0.01), UNTRAINED, paper="0",
@@ -94,7 +184,7 @@ CLAIMS = (
 
 @styled
 def draw_table(results: Results) -> Figure:
-    """Each number of the table as a point, the printed ones as bars."""
+    """Draw each number of the table as a point, and the printed ones as bars."""
     figure, axes = panels(4, across=4)
     cells = [c for c in TABLE if c in results.distinct("cell")]
     names = ("deff_intensity_fit", "deff_utilisation_fit", "kappa_cka_fit", "accuracy")
@@ -110,7 +200,7 @@ def draw_table(results: Results) -> Figure:
             ax.set_ylim(0, max(20.0, ax.get_ylim()[1]))
     caption(figure, "A network that has learned its training images has about ten strong features and uses ten. Here small "
                     "networks and short trainings, which not all of them end; the printed numbers are of full size. "
-                    f"{seeds(results)}")
+                    f"{seeds_note(results)}")
     return figure
 
 
@@ -118,10 +208,10 @@ def draw_table(results: Results) -> Figure:
 def draw_classes(results: Results) -> Figure:
     figure, axes = panels(3, across=3)
     metric_panels(axes, {f"C = {c.classes}": results.where(cell=c) for c in NUMBERS}, mark="_fit", legend=False)
-    outside(axes[2])
+    legend_outside(axes[2])
     caption(figure, "As many features are strong and used as there are classes: 3, 5 and 10 classes of digits, in the place of "
                     "10, 20 and 100 of CIFAR-100. In parentheses test accuracy, in brackets kappa; on the fitting sample. "
-                    f"{seeds(results)}")
+                    f"{seeds_note(results)}")
     return figure
 
 
@@ -148,7 +238,8 @@ TRIED = ("on seed 0: a rate of .2 for a ResNet; rates of .05, which diverged, an
          "after this")
 EXPERIMENT = Experiment(
     name="layerwise_table2_2", ref=Ref("layerwise", "Table 2.2"), title="as many features as classes",
-    smoke=Settings(epochs=(12, 12), seeds=(0,)), paper=Settings(), work=work, tasks=tasks,
+    smoke=LayerwiseTable2_2Settings(epochs=(12, 12), seeds=(0,)), paper=LayerwiseTable2_2Settings(), work=work,
+    over=("cell", "seed"), analysis=("subject",),
     places=("Table 2.2", "Fig. 2.4", "Fig. 2.5"), data=("mnist", "cifar10"),
     figures={"layerwise_table2_2": draw_table, "layerwise_fig2_4": draw_classes, "layerwise_fig2_5": draw_collapse},
     start={"per_class": 10, "n_test": 100, "epochs": (0, 0), "width": 1 / 16, "seeds": (0,)},

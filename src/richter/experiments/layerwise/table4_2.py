@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.runs import Writer
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.tasks.parity import multitask_parity
 
 
 @dataclass(frozen=True)
-class Settings:
-    """``basis``, ``expected`` and ``labelled`` are what claims look at."""
+class LayerwiseTable4_2Settings:
+    """Claims choose ``basis``, ``expected`` and ``labelled``."""
 
     skills: int = 5
     bits: int = 32
@@ -31,17 +29,7 @@ class Settings:
     labelled: Literal["own", "next"] = "own"  # each example's skill, or the next one
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(replace(s, seeds=(), basis="skills", expected="law", labelled="own"), seed) for seed in s.seeds]
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[LayerwiseTable4_2Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     task = multitask_parity(s.skills, s.bits, 3, s.alpha, t.seed, target=s.target)
     x, y, skill = task.sample(s.n, t.seed)
@@ -68,7 +56,8 @@ def surprise(r: Results) -> float:
 
 EXPERIMENT = Experiment(
     name="layerwise_table4_2", ref=Ref("layerwise", "Table 4.2"), title="multitask sparse parity and its skill functions",
-    smoke=Settings(), paper=Settings(), work=work, tasks=tasks, start={"n": 10, "seeds": (0,)}, quick=True,
+    smoke=LayerwiseTable4_2Settings(), paper=LayerwiseTable4_2Settings(), work=work, over=("seed",),
+    analysis=("basis", "expected", "labelled"), start={"n": 10, "seeds": (0,)}, quick=True,
     claims=(
         Claim("largest |g_k g_k'| of two skills on any example", lambda r: float(r[f"overlap_{r.settings.basis}"].max()),
               Interval(high=0.0), Control("the parities without their control bit", {"basis": "parities"}),

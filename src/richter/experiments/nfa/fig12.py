@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
 from richter.controls import SLO
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.training import Curves, descend, error, linears, scaled
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.training import LayerCurves, descend, error, linears, scaled
 from richter.instrument.probe import Probe
 from richter.report.drawing import COLOURS, band, caption, label, panels, styled
-from richter.runs import Writer
 from richter.tasks import chain_monomial
 
 if TYPE_CHECKING:
@@ -28,8 +26,8 @@ RULES: tuple[Rule, ...] = ("gd", "worst", "random", "best")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Torch's initial weights times 0.1 in every layer: the base of the paper's 'initialization scale 0.1' is not given, and
+class NfaFig12Settings:
+    """Initial weights of torch times 0.1 in every layer: the base of the paper's 'initialization scale 0.1' is not given, and
     decides whether plain descent trains. The gradient is divided by eps + its norm; the printed product diverges."""
 
     n: int = 256
@@ -45,26 +43,15 @@ class Settings:
     adaptive: Rule = "worst"  # the runs that are called adaptive
     plain: Rule = "gd"  # those that are called plain descent
     seeds: tuple[int, ...] = (0,)
+    rules: ClassVar = RULES
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    rule: Rule
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, adaptive="worst", plain="gd", seeds=())
-    return [Task(alone, rule, seed) for rule in RULES for seed in s.seeds]
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[NfaFig12Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     data = chain_monomial(s.n, s.d, s.rank, seed=t.seed, standardise=True, dtype=torch.float64)
     model = scaled([s.d, *[s.width] * 3, 1], [s.scale] * 4, t.seed)
     hidden = linears(model)[:3]
-    curves = Curves(model, Probe(data.x, data.y), ("nfc",), hidden)
+    curves = LayerCurves(model, Probe(data.x, data.y), ("nfc",), hidden)
     groups = [{"params": [p], "speed": 1 / s.speed} for p in model.parameters()]
     optimiser: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=s.descent) if t.rule == "gd" else \
         SLO(groups, lr=s.lr, eps=s.eps)
@@ -101,17 +88,17 @@ def final(r: Results, rule: Rule) -> NDArray[np.float64]:
 
 
 def limited(r: Results) -> tuple[Rule, ...]:
-    """Who may have the speed: the worst layer, a random one, the best; no one where plain descent is called adaptive."""
+    """Rules that give the speed: to the worst layer, a random one, the best; none if plain descent is called adaptive."""
     return ("gd",) if r.settings.adaptive == "gd" else ("worst", "random", "best")
 
 
 def largest(r: Results, name: str) -> float:
-    """Over who may have the speed."""
+    """Largest value of a number over the rules that give the speed."""
     return max(number(r, name, rule) for rule in limited(r))
 
 
 def smallest_uc(r: Results) -> float:
-    """Over layers, and over those that may have the speed."""
+    """Smallest nfc over layers and over the rules that give the speed."""
     return float(min(final(r, rule).min() for rule in limited(r)))
 
 
@@ -178,5 +165,6 @@ def draw(results: Results) -> Figure:
 
 EXPERIMENT = Experiment(
     name="nfa_fig12", ref=Ref("nfa", "Fig. 12"), title="speed for the layer that aligns worst",
-    smoke=Settings(), paper=Settings(seeds=tuple(range(6))), start={"steps": 1}, work=work, tasks=tasks,
+    smoke=NfaFig12Settings(), paper=NfaFig12Settings(seeds=tuple(range(6))), start={"steps": 1}, work=work,
+    over=("rule", "seed"), analysis=("adaptive", "plain"),
     reduced="one seed in the place of 6", figures={"nfa_fig12": draw}, claims=CLAIMS)

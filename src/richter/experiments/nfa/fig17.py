@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,14 +13,12 @@ from numpy.typing import ArrayLike
 from torch import nn
 
 from richter.controls import SLO
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.training import Curves, accuracy, descend, error, linears, one_hot
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.training import LayerCurves, accuracy, descend, error, linears, one_hot
 from richter.instrument.probe import Probe
 from richter.kernels import ptk_covariance
 from richter.models import mlp
 from richter.report.drawing import COLOURS, band, caption, label, panels, styled
-from richter.runs import Writer
 from richter.tasks import fashion_mnist
 
 if TYPE_CHECKING:
@@ -31,9 +29,10 @@ PANELS = {"gd": "b", "slo": "c"}
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Four hidden layers at torch's initial scale; C_0 = 2.5 and 0.4 elsewhere, eps = 0.2; full batches. The rival "equal" gives
-    every layer one speed, with which all weights together move as far in a step. ``judged``: which method claims read as SLO."""
+class NfaFig17Settings:
+    """Four hidden layers at torch's initial scale; C_0 = 2.5 and 0.4 elsewhere, eps = 0.2; full batches. The rival "equal"
+    gives every layer the same speed, such that all weights together move as far in a step. ``judged`` chooses the method that
+    claims read as SLO."""
 
     n: int = 4_000
     width: int = 256
@@ -46,16 +45,10 @@ class Settings:
     eps: float = 0.2
     judged: Literal["slo", "equal", "gd"] = "slo"
     seeds: tuple[int, ...] = (0,)
+    methods: ClassVar = METHODS
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    method: str
-    seed: int
-
-
-def optimiser(s: Settings, method: str, model: nn.Module) -> torch.optim.Optimizer:
+def optimiser(s: NfaFig17Settings, method: str, model: nn.Module) -> torch.optim.Optimizer:
     if method == "gd":
         return torch.optim.SGD(model.parameters(), lr=s.descent)
     speeds = np.array([s.first, *[s.others] * s.hidden])
@@ -65,12 +58,12 @@ def optimiser(s: Settings, method: str, model: nn.Module) -> torch.optim.Optimiz
     return SLO(groups, lr=s.lr, eps=s.eps)
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[NfaFig17Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     data = fashion_mnist(s.n, 2_000, flat=True, seed=t.seed)
     y = one_hot(data.y)
     model = mlp([784, *[s.width] * s.hidden, 10], bias=False, seed=t.seed)
-    curves = Curves(model, Probe(data.x[:256], y[:256]), ("nfc", "cnfc", "c_uc_ratio"), linears(model)[:1], run)
+    curves = LayerCurves(model, Probe(data.x[:256], y[:256]), ("nfc", "cnfc", "c_uc_ratio"), linears(model)[:1], run)
     due = {s.steps} | {round(v) for v in np.geomspace(1, max(1, s.steps), 8)}
     descend(model, data.x, y, optimiser(s, t.method, model), s.steps, run, curves.when(due))
     W = next(model.parameters()).detach().double().cpu().numpy()
@@ -131,9 +124,10 @@ def about(name: str) -> Claim:
 
 EXPERIMENT = Experiment(
     name="nfa_fig17", ref=Ref("nfa", "Fig. 17"), title="limited speeds lift the first layer's correlations on images",
-    smoke=Settings(n=1_000, steps=300, seeds=(0, 1, 2)), paper=Settings(steps=600, seeds=(0, 1, 2, 3, 4)), work=work,
+    smoke=NfaFig17Settings(n=1_000, steps=300, seeds=(0, 1, 2)), paper=NfaFig17Settings(steps=600, seeds=(0, 1, 2, 3, 4)),
+    work=work,
     data=("fashion_mnist",),
-    tasks=lambda s: [Task(replace(s, judged="slo", seeds=()), method, seed) for method in METHODS for seed in s.seeds],
+    over=("method", "seed"), analysis=("judged",),
     figures={"nfa_fig17": draw}, start={"steps": 1, "n": 128},
     reduced="1,000 images, 300 steps, three seeds",
     missing={"Fig. 17": "Fashion-MNIST in the place of SVHN, which cannot be had here; of 3,000 steps 300 at smoke scale and "

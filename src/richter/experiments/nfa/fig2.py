@@ -13,14 +13,12 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.experiments.rivals import Rivals, milestones, shuffled
-from richter.experiments.training import Curves, accuracy, epochs, error, linears, one_hot
+from richter.experiments.training import LayerCurves, accuracy, epochs, error, linears, one_hot
 from richter.instrument.probe import Probe
 from richter.models import mlp
 from richter.report.drawing import COLOURS, band, caption, label, panels, points, styled
-from richter.runs import Writer
 from richter.tasks import images as image_sets
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
+class NfaFig2Settings:
     """Bias-free ReLU layers of torch's initial weights, inputs by one global mean and deviation, centred one-hot labels, mean
     squared error, SGD; K on 500 training images. On 5,000 images the paper's learning rate of 10 for MNIST is at the edge of
     stability: 1 there. The first data set is also learned with shuffled labels.
@@ -49,35 +47,27 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    data: str
-    lr: float
-    epochs: int
-    labels: str
-    seed: int
-
-
 RIVAL = ("mnist_5k", 1.0, 40)  # what is also learned with shuffled labels, at either scale: data, learning rate, epochs
 
 
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, data=(), rates=(), epochs=(), labels="true", centred="cnfc", seeds=())
+def trainings(s: NfaFig2Settings) -> list[Task[NfaFig2Settings]]:
+    """Return a task for each data set with its rate and epochs, and the pair of true and shuffled labels, for each seed."""
+    rest = replace(s, data=(), rates=(), epochs=(), seeds=())
     sets = list(zip(s.data, s.rates, s.epochs, strict=True))
-    pair = [Task(replace(alone, checkpoints=2), *RIVAL, labels, seed)
-            for labels in ("true", "shuffled") for seed in s.seeds]
-    return list(dict.fromkeys([Task(alone, *each, "true", seed) for each in sets for seed in s.seeds] + pair))
+    kinds = [*((rest, *each, "true") for each in sets),
+             *((replace(rest, checkpoints=2), *RIVAL, labels) for labels in ("true", "shuffled"))]
+    return list(dict.fromkeys(Task(settings, data=data, lr=lr, epochs=epochs, labels=labels, seed=seed)
+                              for settings, data, lr, epochs, labels in kinds for seed in s.seeds))
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[NfaFig2Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     data = image_sets.mnist_5k(seed=t.seed) if t.data == "mnist_5k" else \
         getattr(image_sets, t.data)(s.n or 50_000, flat=True, seed=t.seed)
     y = one_hot(shuffled(data.y, t.seed) if t.labels == "shuffled" else data.y)
     model = mlp([data.x.shape[1], *[s.width] * s.hidden, 10], bias=False, seed=t.seed)
     hidden, seen = linears(model)[:-1], data.x[:s.probe]
-    curves = Curves(model, Probe(seen, y[:s.probe]), ("nfc", "cnfc", "c_uc_ratio", "weight_change"), hidden, run)
+    curves = LayerCurves(model, Probe(seen, y[:s.probe]), ("nfc", "cnfc", "c_uc_ratio", "weight_change"), hidden, run)
     rivals, due = Rivals(model, seen, hidden, t.seed), {1, 5} | milestones(t.epochs, s.checkpoints)
     untrained = error(model, data.x[:5_000], y[:5_000])
 
@@ -109,25 +99,25 @@ def mean_of(name: str, epoch: int, less: str = "") -> Number:
 
 
 def over_sets(r: Results, number: Number, worst: Callable[[list[float]], float] = min) -> float:
-    """Of the data sets; with shuffled labels there is only that of the pair."""
+    """Worst value of a number over the data sets; with shuffled labels only the pair's set counts."""
     names = [RIVAL[0]] if r.settings.labels == "shuffled" else r.settings.data
     return worst([number(arrays) for name in names for _, arrays in r.where(labels=r.settings.labels, data=name)])
 
 
-def of_pair(r: Results, number: Number, labels: str = "") -> float:
-    """Of the 5,000 images that are learned with true and with shuffled labels."""
+def on_rival_pair(r: Results, number: Number, labels: str = "") -> float:
+    """Number on the 5,000 images that are learned with true and with shuffled labels."""
     (_, arrays), = r.where(labels=labels or r.settings.labels, data=RIVAL[0])
     return number(arrays)
 
 
-def over_shuffled(r: Results, number: Number) -> float:
-    """That of the true labels less that of the shuffled ones."""
-    return of_pair(r, number) - of_pair(r, number, "shuffled")
+def gain_over_shuffled(r: Results, number: Number) -> float:
+    """Number with true labels, less that with shuffled labels."""
+    return on_rival_pair(r, number) - on_rival_pair(r, number, "shuffled")
 
 
 @dataclass(frozen=True)
-class Curve:
-    """What is drawn of one data set: seeds by epochs by layers, for true labels."""
+class DataSetCurve:
+    """Drawn results of one data set with true labels: seeds by epochs by layers."""
 
     name: str
     epochs: NDArray[np.int64]
@@ -137,9 +127,9 @@ class Curve:
         return self.results[measure]
 
 
-def curves_of(results: Results) -> list[Curve]:
+def curves_of(results: Results) -> list[DataSetCurve]:
     true = {name: results.where(labels="true", data=name) for name in results.settings.data}
-    return [Curve(name, part["steps"][0], part) for name, part in true.items()]
+    return [DataSetCurve(name, part["steps"][0], part) for name, part in true.items()]
 
 
 KINDS = (("nfc", "UC", "-"), ("cnfc", "C", "-"), ("rotated", "C, other K of the same spectrum", ":"))
@@ -213,21 +203,25 @@ MEMORISED = ("with shuffled labels, which are hardly learned in this time, C - U
              "is learned")
 CLAIMS = (
     *(Claim(f"C {when} on 5,000 images, mean over layers (with shuffled labels too)",
-            partial(lambda r, epoch: of_pair(r, mean_of(r.settings.centred, epoch)), epoch=epoch), Interval(low=0.75), GAUSSIAN,
+            partial(lambda r, epoch: on_rival_pair(r, mean_of(r.settings.centred, epoch)), epoch=epoch), Interval(low=0.75),
+            GAUSSIAN,
             source=BAR, places=("Fig. 2",), over="seed") for epoch, when in WHEN.items()),
     *(Claim(f"C - UC {when} on 5,000 images, mean over layers (with shuffled labels too)",
-            partial(lambda r, epoch: of_pair(r, mean_of(r.settings.centred, epoch, "nfc")), epoch=epoch), Interval(low=0.25),
+            partial(lambda r, epoch: on_rival_pair(r, mean_of(r.settings.centred, epoch, "nfc")), epoch=epoch),
+            Interval(low=0.25),
             GAUSSIAN, source=BAR, places=("Fig. 2",), over="seed") for epoch, when in WHEN.items()),
     Claim("C - UC at epoch 5 on 5,000 images: true labels less shuffled ones",
-          lambda r: over_shuffled(r, mean_of("cnfc", 5, "nfc")), ABOVE, SHUFFLED, source=LABELS, places=("Fig. 2",), over="seed"),
+          lambda r: gain_over_shuffled(r, mean_of("cnfc", 5, "nfc")), ABOVE, SHUFFLED, source=LABELS, places=("Fig. 2",),
+          over="seed"),
     Claim("C - UC at the end on 5,000 images: true labels less shuffled ones",
-          lambda r: over_shuffled(r, mean_of("cnfc", -1, "nfc")), ABOVE, SHUFFLED, source=LABELS, differs=MEMORISED,
+          lambda r: gain_over_shuffled(r, mean_of("cnfc", -1, "nfc")), ABOVE, SHUFFLED, source=LABELS, differs=MEMORISED,
           places=("Fig. 2",), over="seed"),
     Claim("C at the end less C with K's eigenvectors drawn anew, mean over layers, smallest over data sets (with shuffled "
           "labels too)",
           lambda r: over_sets(r, mean_of(r.settings.centred, -1, "rotated")), ABOVE, (ROTATED, GAUSSIAN), source=OWN_RIVAL,
           places=("Fig. 2",), over="seed", by="mean"),
-    Claim("test accuracy on 5,000 images", lambda r: of_pair(r, lambda a: float(a["accuracy"])), Interval(low=0.92), SHUFFLED,
+    Claim("test accuracy on 5,000 images", lambda r: on_rival_pair(r, lambda a: float(a["accuracy"])), Interval(low=0.92),
+          SHUFFLED,
           source=BAR, places=("Fig. 2",), over="seed"),
     Claim("smallest C - UC over data sets, layers and checkpoints (with shuffled labels too)",
           lambda r: over_sets(r, lambda a: float(np.nanmin(a[r.settings.centred] - a["nfc"]))), Interval(low=0.0), GAUSSIAN,
@@ -250,7 +244,7 @@ CLAIMS = (
           differs={"paper": "CIFAR-10 after 15 of 150 epochs; MNIST, after all of its 50, has 0.004"},
           places=("Fig. 14",), over="seed", by="mean"),
     Claim("smallest movement of a layer on 5,000 images: true labels less shuffled ones",
-          lambda r: over_shuffled(r, lambda a: float(row(a, "weight_change", -1).min())), ABOVE, SHUFFLED, source=LABELS,
+          lambda r: gain_over_shuffled(r, lambda a: float(row(a, "weight_change", -1).min())), ABOVE, SHUFFLED, source=LABELS,
           places=("Fig. 14",), over="seed"),
     Claim("share of the centred terms in <NFM, AGOP> at the end, mean over layers, median over data sets",
           lambda r: over_sets(r, mean_of("c_uc_ratio", -1), median), Interval(low=0.5), SHUFFLED,
@@ -262,9 +256,10 @@ CLAIMS = (
 EXPERIMENT = Experiment(
     name="nfa_fig2", ref=Ref("nfa", "Fig. 2"), places=("Fig. 2", "Fig. 13", "Fig. 14"),
     title="the centred correlation is above the uncentred one in every layer of an MLP on images",
-    smoke=Settings(),
-    paper=Settings(("mnist", "fashion_mnist", "cifar10"), rates=(10.0, 1.0, 0.2), epochs=(50, 10, 15), checkpoints=7),
-    tasks=tasks, work=work, data=("mnist_5k",), more_data=("mnist", "fashion_mnist", "cifar10"),
+    smoke=NfaFig2Settings(),
+    paper=NfaFig2Settings(("mnist", "fashion_mnist", "cifar10"), rates=(10.0, 1.0, 0.2), epochs=(50, 10, 15), checkpoints=7),
+    over=trainings, analysis=("labels", "centred"), work=work, data=("mnist_5k",),
+    more_data=("mnist", "fashion_mnist", "cifar10"),
     figures={"nfa_fig2": draw, "nfa_fig13": draw_layers, "nfa_fig14": draw_movement},
     start={"data": ("cifar10",), "n": 256, "rates": (0.2,), "epochs": (1,)},
     reduced="4,000 of 50,000 MNIST images at learning rate 1, no other data set",

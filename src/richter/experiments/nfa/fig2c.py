@@ -4,7 +4,7 @@ move."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,14 +12,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.experiments.rivals import Rivals, milestones, shuffled
-from richter.experiments.training import Curves, accuracy, epochs, error, one_hot
+from richter.experiments.training import LayerCurves, accuracy, epochs, error, one_hot
 from richter.instrument.probe import Probe
 from richter.models import vgg11
 from richter.report.drawing import COLOURS, band, caption, label, panels, points, styled
-from richter.runs import Writer
 from richter.tasks import cifar10
 
 if TYPE_CHECKING:
@@ -27,9 +25,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """VGG-11 without batch norm, SGD on the mean squared error of centred one-hot labels. ``centred`` says which of the results
-    claims read as C: its rivals are in the same runs."""
+class NfaFig2cSettings:
+    """VGG-11 without batch norm, SGD on the mean squared error of centred one-hot labels. ``centred`` chooses the result that
+    claims read as C; its rivals are in the same runs."""
 
     n: int = 50_000
     width: float = 1.0
@@ -41,12 +39,6 @@ class Settings:
     labels: Literal["true", "shuffled"] = "true"
     centred: Literal["cnfc", "rotated", "gaussian"] = "cnfc"
     seeds: tuple[int, ...] = (0,)
-
-
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
 
 
 def he(model: nn.Module, seed: int) -> nn.Module:
@@ -62,14 +54,14 @@ def he(model: nn.Module, seed: int) -> nn.Module:
     return model
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[NfaFig2cSettings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     data = cifar10(s.n, 2_000, seed=t.seed)
     y = one_hot(shuffled(data.y, t.seed) if s.labels == "shuffled" else data.y)
     model = he(vgg11(width=s.width, seed=t.seed), t.seed)
     convolutions = [name for name, m in model.named_modules() if isinstance(m, nn.Conv2d)]
     seen, due = data.x[:s.probe], {1} | milestones(s.epochs, s.checkpoints)
-    curves = Curves(model, Probe(seen, y[:s.probe]), ("nfc", "cnfc", "weight_change"), convolutions, run)
+    curves = LayerCurves(model, Probe(seen, y[:s.probe]), ("nfc", "cnfc", "weight_change"), convolutions, run)
     rivals, untrained = Rivals(model, seen, convolutions, t.seed), error(model, data.x[:1_000], y[:1_000])
 
     def measured(epoch: int) -> None:
@@ -143,8 +135,9 @@ LACKS = ("at the paper's width 5,000 images in place of 50,000, 6 epochs in plac
 EXPERIMENT = Experiment(
     name="nfa_fig2c", ref=Ref("nfa", "Fig. 2C"), places=("Fig. 2C", "Fig. 15"),
     title="the centred correlation is above the uncentred one in the convolutions of VGG-11",
-    smoke=Settings(n=2_000, width=0.25, epochs=8, batch=64, checkpoints=2, seeds=(0, 1)), paper=Settings(n=5_000, epochs=6),
-    tasks=lambda s: [Task(replace(s, centred="cnfc", seeds=()), seed) for seed in s.seeds], work=work, data=("cifar10",),
+    smoke=NfaFig2cSettings(n=2_000, width=0.25, epochs=8, batch=64, checkpoints=2, seeds=(0, 1)),
+    paper=NfaFig2cSettings(n=5_000, epochs=6),
+    over=("seed",), analysis=("centred",), work=work, data=("cifar10",),
     figures={"nfa_fig2c": draw, "nfa_fig15_a": draw_movement}, start={"n": 128, "epochs": 1, "probe": 16},
     reduced="a quarter of the width, 2,000 of 50,000 images, 8 of 50 epochs, two seeds",
     missing={"Fig. 2C": LACKS, "Fig. 15": f"panel A: {LACKS}"},

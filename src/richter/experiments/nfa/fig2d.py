@@ -4,7 +4,7 @@ loss and how far its weights move."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -14,15 +14,13 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.experiments.rivals import Matrix, Rivals, milestones, weight
-from richter.experiments.training import Curves
+from richter.experiments.training import LayerCurves
 from richter.instrument.probe import Probe
 from richter.kernels import ptk_covariance
 from richter.models import GPT
 from richter.report.drawing import COLOURS, band, caption, label, panels, styled
-from richter.runs import Writer
 from richter.tasks import shakespeare
 
 if TYPE_CHECKING:
@@ -32,9 +30,9 @@ OUTPUTS = 32  # random combinations of all logits, for the K of rivals
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Three attention layers, no dropout, Adam without weight decay at 5e-3, as the paper has it. ``centred`` says which of the
-    results claims read as C: its rivals are in the same runs."""
+class NfaFig2dSettings:
+    """Three attention layers, no dropout, Adam without weight decay at 5e-3, as in the paper. ``centred`` chooses the result
+    that claims read as C; its rivals are in the same runs."""
 
     context: int = 256
     d: int = 384
@@ -47,12 +45,6 @@ class Settings:
     targets: Literal["next", "shuffled"] = "next"  # what is to be predicted: the next character, or one of elsewhere
     centred: Literal["cnfc", "rotated", "gaussian"] = "cnfc"
     seeds: tuple[int, ...] = (0,)
-
-
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
 
 
 class MapRivals(Rivals):
@@ -70,14 +62,14 @@ class MapRivals(Rivals):
         return np.split(weight(self.model, fused), 3)["qkv".index(kind)]
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[NfaFig2dSettings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     text = shakespeare()
     draw = torch.Generator().manual_seed(t.seed)
     model = GPT(len(text.vocabulary), s.context, s.d, s.depth, s.heads, seed=t.seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=s.lr)
     ids, after = text.batch(s.probe, s.context, draw)
-    curves = Curves(model, Probe(ids, after), ("nfc", "cnfc", "weight_change"), ["blocks.*.qkv.*"], run)
+    curves = LayerCurves(model, Probe(ids, after), ("nfc", "cnfc", "weight_change"), ["blocks.*.qkv.*"], run)
     rivals, due = MapRivals(model, ids, t.seed), {1} | milestones(s.steps, 5)
     for step in range(s.steps + 1):
         if step in due:
@@ -111,7 +103,7 @@ FIRST, LAST = 0, -1  # of the two steps at which there are rivals; "steps" begin
 
 
 def correlations(r: Results, name: str, when: int) -> NDArray[np.float64]:
-    """Of each map of each block, after the first or the last step."""
+    """Correlations of each map of each block, after the first or the last step."""
     return np.asarray(r[name][0][when if name in ("rotated", "gaussian") else 1 if when == FIRST else LAST])
 
 
@@ -126,7 +118,7 @@ def over_any_covariance(r: Results, when: int) -> float:
 
 
 def final_loss(r: Results) -> float:
-    """Of the last 20 steps."""
+    """Mean loss of the last 20 steps."""
     return float(r["loss"][0][-20:].mean())
 
 
@@ -172,9 +164,9 @@ LACKS = "150 of 5,000 steps of 12 windows of 64 characters for 64 of 256; the te
 EXPERIMENT = Experiment(
     name="nfa_fig2d", ref=Ref("nfa", "Fig. 2D"), places=("Fig. 2D", "Fig. 15"),
     title="both correlations in the attention maps of a small GPT",
-    smoke=Settings(context=32, d=64, heads=4, batch=32, steps=300, seeds=(0, 1, 2)),
-    paper=Settings(context=64, batch=12, steps=150, probe=8),
-    tasks=lambda s: [Task(replace(s, centred="cnfc", seeds=()), seed) for seed in s.seeds], work=work, data=("shakespeare",),
+    smoke=NfaFig2dSettings(context=32, d=64, heads=4, batch=32, steps=300, seeds=(0, 1, 2)),
+    paper=NfaFig2dSettings(context=64, batch=12, steps=150, probe=8),
+    over=("seed",), analysis=("centred",), work=work, data=("shakespeare",),
     figures={"nfa_fig2d": draw, "nfa_fig15_b": draw_movement}, start={"steps": 1, "probe": 2, "context": 16},
     reduced="width 64, 32 characters, 300 steps, correlations from 64 random outputs; the text is the same author's, not "
             "the same file",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
@@ -14,12 +14,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.instrument.observe import measure
 from richter.instrument.probe import Probe
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.tasks import alignment_reversing
 from richter.theory import freeprob
 
@@ -34,7 +32,7 @@ Formula = Literal["own", "fixed", "constant"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class NfaFig3Settings:
     """n = d = width. ``scaled``: X1 is divided by d before it is inverted; as printed, both sides stay at 1."""
 
     size: int = 512
@@ -45,14 +43,7 @@ class Settings:
     formula: Formula = "own"  # what is called the prediction: with the moments of R = 1; the best constant
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    balance: float
-    seed: int
-
-
-class Quadratic(nn.Module):
+class QuadraticNetwork(nn.Module):
     """f(x) = a . (W x)^2 with W ~ N(0, 1/width), a ~ N(0, 1)."""
 
     def __init__(self, d: int, width: int, seed: int, hidden: int = 1) -> None:
@@ -84,13 +75,13 @@ def early(model: nn.Module, x: Tensor, y: Tensor, layer: str, rate: float = 1e-7
     return measure(model, Probe(x, y, chunk=1024), ["cnfc"], initial=initial, layers=[layer]).value("cnfc", layer)
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[NfaFig3Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     data = alignment_reversing(s.size, s.size, t.balance, seed=t.seed, scale=1 / s.size if s.scaled else 1.0, dtype=torch.float64)
     moments = sampled(s.size, s.networks)
     return {"own": freeprob.centred_nfc(data.x, data.y, moments).value,
             "fixed": freeprob.centred_nfc(data.x, data.y, np.ones(4)).value, "moments": moments,
-            "observed": early(Quadratic(s.size, s.size, t.seed), data.x, data.y, "layers.0")}
+            "observed": early(QuadraticNetwork(s.size, s.size, t.seed), data.x, data.y, "layers.0")}
 
 
 @cache
@@ -103,7 +94,7 @@ def sampled(size: int, networks: int) -> NDArray[np.float64]:
 
 
 def predicted(r: Results) -> NDArray[np.float64]:
-    """By the formula or a rival; the best constant is the median of what is observed in the same runs."""
+    """Correlation by the formula or a rival. The best constant is the median of the observed values of the same runs."""
     if r.settings.formula == "constant":
         return np.full(len(r), np.median(r["observed"]))
     return r[r.settings.formula]
@@ -154,9 +145,8 @@ CONSTANT = Control("the best constant, chosen after the fact", {"formula": "cons
 BAR = "independent check at 512 and 1024, 8 balances, 3 seeds"
 EXPERIMENT = Experiment(
     name="nfa_fig3", ref=Ref("nfa", "Fig. 3"), title="free probability predicts the early centred correlation",
-    smoke=Settings(), paper=Settings(size=1024, seeds=tuple(range(10))), work=work, figures={"nfa_fig3": draw},
-    tasks=lambda s: [Task(replace(s, balances=(), seeds=(), formula="own"), balance, seed) for balance in s.balances
-                     for seed in s.seeds],
+    smoke=NfaFig3Settings(), paper=NfaFig3Settings(size=1024, seeds=tuple(range(10))), work=work, figures={"nfa_fig3": draw},
+    over=("balance", "seed"), analysis=("formula",),
     start={"networks": 1, "balances": (0.5,), "seeds": (0,)}, reduced="n = d = width = 512 instead of 1024, 3 data seeds of 10",
     claims=(
         Claim("mean |predicted - observed| over balances", lambda r: float(errors(r).mean()), Interval(high=0.01), FIXED,

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
 from richter.controls import SLO
-from richter.core import Interval, Ref
 from richter.core.likeness import cosine
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.training import Curves, descend, error, linears, scaled
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.training import LayerCurves, descend, error, linears, scaled
 from richter.instrument.probe import Probe
 from richter.report.drawing import COLOURS, band, caption, label, matrix_panel, panels, styled
-from richter.runs import Writer
 from richter.tasks import chain_monomial
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ SPEEDS: dict[Method, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class NfaFig4Settings:
     """The read-out starts 100 times smaller (the paper prints 'divided by 0.01', which does not train). Beside the paper's speeds
     two rivals: equal ones, and speed for the second layer."""
 
@@ -47,33 +45,19 @@ class Settings:
     seeds: tuple[int, ...] = (0,)
     limited: Method = "slo"  # the runs that are called SLO
     plain: Method = "gd"  # the runs that are called descent
+    methods: ClassVar = ("gd", *SPEEDS)
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    method: Method
-    scale: float
-    lr: float
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, scales=(), rates=(), seeds=(), limited="slo", plain="gd")
-    return [Task(alone, method, scale, lr, seed) for method in ("gd", *SPEEDS)
-            for scale, lr in zip(s.scales, s.rates, strict=True) for seed in s.seeds]
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[NfaFig4Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     data = chain_monomial(s.n, s.d, s.rank, seed=t.seed, standardise=True, dtype=torch.float64)
     model = scaled([s.d, s.width, s.width, 1], [t.scale, 1.0, s.readout], t.seed)
     if t.method == "gd":
-        optimiser: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=t.lr)
+        optimiser: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=t.rate)
     else:
         groups = [{"params": [p], "speed": speed} for p, speed in zip(model.parameters(), SPEEDS[t.method], strict=True)]
-        optimiser = SLO(groups, lr=t.lr, eps=s.eps)
-    curves = Curves(model, Probe(data.x, data.y), ("nfc", "cnfc", "c_uc_ratio"), linears(model)[:1], run, matrices=s.d)
+        optimiser = SLO(groups, lr=t.rate, eps=s.eps)
+    curves = LayerCurves(model, Probe(data.x, data.y), ("nfc", "cnfc", "c_uc_ratio"), linears(model)[:1], run, matrices=s.d)
     due = {0, s.steps} | {round(v) for v in np.geomspace(1, max(1, s.steps), 12)}
     losses = []
 
@@ -190,5 +174,6 @@ def draw_matrices(results: Results) -> Figure:
 EXPERIMENT = Experiment(
     name="nfa_fig4", ref=Ref("nfa", "Fig. 4"), places=("Fig. 4", "Fig. 11"),
     title="limited speeds make feature learning independent of the initial scale",
-    smoke=Settings(), paper=Settings(seeds=tuple(range(6))), start={"steps": 1}, tasks=tasks, work=work,
+    smoke=NfaFig4Settings(), paper=NfaFig4Settings(seeds=tuple(range(6))), start={"steps": 1},
+    over=("method", ("scale", "rate"), "seed"), analysis=("limited", "plain"), work=work,
     figures={"nfa_fig4": draw_curves, "nfa_fig11": draw_matrices}, reduced="one seed in the place of 6", claims=CLAIMS)

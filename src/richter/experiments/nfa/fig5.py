@@ -15,13 +15,11 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.training import Curves, descend, error, linears, scaled
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.training import LayerCurves, descend, error, linears, scaled
 from richter.instrument.observe import measure
 from richter.instrument.probe import Probe
 from richter.report.drawing import COLOURS, band, caption, label, panels, styled
-from richter.runs import Writer
 from richter.tasks.synthetic import chain
 
 if TYPE_CHECKING:
@@ -34,7 +32,7 @@ MEASURES = ("nfc", "cnfc", "dc_c_ratio", "ptk_centred_nfc", "weight_change")
 
 
 @dataclass(frozen=True)
-class Settings:
+class NfaFig5Settings:
     """Two hidden layers, full-batch descent, labels of deviation 1; n, d and the width, which the paper does not give, as in
     Fig. 1. The last four say how results are read; no run depends on them."""
 
@@ -53,20 +51,7 @@ class Settings:
     tangent: Literal["ptk_centred_nfc", "nfc"] = "ptk_centred_nfc"  # what is called the tangent-centred correlation
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    spectrum: str
-    scale: float
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = Settings(s.n, s.d, s.rank, s.width, s.lr, s.steps, (), (), ())
-    return [Task(alone, spectrum, scale, seed) for spectrum in s.spectra for scale in s.scales for seed in s.seeds]
-
-
-def inputs(s: Settings, decay: float, seed: int, n: int, basis: NDArray[Any]) -> Float[Tensor, "n d"]:
+def inputs(s: NfaFig5Settings, decay: float, seed: int, n: int, basis: NDArray[Any]) -> Float[Tensor, "n d"]:
     """x = Q L^(1/2) z with eigenvalues 1/(1 + k^decay), k from 1; all 1 without decay."""
     k = np.arange(1, s.d + 1)
     values = 1 / (1 + k ** decay) if decay else np.ones(s.d)
@@ -74,14 +59,14 @@ def inputs(s: Settings, decay: float, seed: int, n: int, basis: NDArray[Any]) ->
     return torch.from_numpy(z * np.sqrt(values) @ basis.T)
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[NfaFig5Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     basis = np.linalg.qr(np.random.default_rng((t.seed, 7)).standard_normal((s.d, s.d)))[0]
     x, x_test = (inputs(s, DECAY[t.spectrum], t.seed, n, basis) for n in (s.n, 1001))
     y, y_test = (chain(v, s.rank)[:, None] for v in (x, x_test))
     y, y_test = y / y.std(), y_test / y.std()
     model = scaled([s.d, s.width, s.width, 1], [t.scale, 1.0, 1.0], t.seed)
-    curves = Curves(model, Probe(x, y), MEASURES, linears(model)[:2], run)
+    curves = LayerCurves(model, Probe(x, y), MEASURES, linears(model)[:2], run)
     due = {0, s.steps} | {round(v) for v in np.geomspace(1, max(1, s.steps), 14)}
     losses, random = [], []
 
@@ -96,7 +81,7 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     return {**curves.arrays(), "losses": np.array(losses), "random": np.array(random)}
 
 
-def moved_at_random(model: nn.Module, curves: Curves, seed: int) -> list[float]:
+def moved_at_random(model: nn.Module, curves: LayerCurves, seed: int) -> list[float]:
     """``cnfc`` of both layers where every weight matrix moved as far as in this model, but in a direction that is drawn: what the
     correlation of any change is."""
     draw, other = torch.Generator().manual_seed(seed), copy.deepcopy(model)
@@ -113,7 +98,7 @@ def moved_at_random(model: nn.Module, curves: Curves, seed: int) -> list[float]:
 
 
 def values(r: Results, name: str, step: int, layer: int) -> NDArray[np.float64]:
-    """One number for each run; -1 is the last step."""
+    """Value of each run at a step; -1 is the last step."""
     return np.array([arrays[name][-1 if step < 0 else list(arrays["steps"]).index(step), layer] for _, arrays in r])
 
 
@@ -136,12 +121,12 @@ def above(r: Results) -> float:
 
 
 def spread(r: Results) -> float:
-    """Of the early C over scales, the worse of the layers."""
+    """Range of the early C over scales, the larger of both layers."""
     return float(max(np.ptp(early_c(r, k)) for k in (0, 1)))
 
 
-def shares(r: Results) -> float:
-    """DC/C of layer 1: the larger of what is largest early, and of what is left to 1 at the end."""
+def dc_shares(r: Results) -> float:
+    """Worse of two numbers of DC/C in layer 1: its largest early value, and one less its smallest value at the end."""
     return float(max(early(r, "dc_c_ratio", 0).max(), 1 - late(r, "dc_c_ratio", 0).min()))
 
 
@@ -177,8 +162,8 @@ def within(spectrum: str, value: Callable[[Results], float]) -> Callable[[Result
 
 
 def claims(place: str, spectrum: str, worse: str = "") -> tuple[Claim, ...]:
-    """Of Figs. 8 to 10, a spectrum each. Every number is the worst over the scales of one seed. ``worse``: why a small scale is
-    not the better one."""
+    """Claims of Figs. 8 to 10, one spectrum each. Every number is the worst over the scales of one seed. ``worse`` says why a
+    small scale is not the better one."""
     mine: dict[str, Any] = {"places": (place,), "over": "seed"}
     where = f"inputs {spectrum}"
     mean = "the mean of three seeds, after the worst of them had failed"
@@ -215,7 +200,7 @@ CLAIMS = (
           differs={"smoke": "seeds differ by a factor of ten at the smallest scale: of these three two are above, of ten four"}),
     Claim("DC/C of layer 1 at the end, smallest over 9 settings", lambda r: late(r, "dc_c_ratio", 0).min(), Interval(low=0.85),
           FIRST, source=BAR, **FIG5),
-    Claim("DC/C of layer 1 is the smaller part early and the larger part at the end, in all 9 settings", shares,
+    Claim("DC/C of layer 1 is the smaller part early and the larger part at the end, in all 9 settings", dc_shares,
           Interval(high=0.5), (LATE, FIRST), paper="not significant early, relevant later", source=TEXT, by="each", **FIG5),
     Claim("change of the tangent-centred correlation, largest over 9 settings and layers", fall, Interval(high=-0.15),
           (LATE, Control("UC in its place", {"tangent": "nfc"})), source=BAR, **FIG6),
@@ -276,7 +261,8 @@ SIZES = "the paper's n, d and width, which it does not give: 384, 32 and 128, th
 EXPERIMENT = Experiment(
     name="nfa_fig5", ref=Ref("nfa", "Fig. 5"), places=("Fig. 5", "Fig. 6", *PLACES),
     title="the centred correlation is high from the first step, whatever the scale",
-    smoke=Settings(), paper=Settings(seeds=(*range(5), *range(100, 105))), start={"steps": 1}, tasks=tasks, work=work,
+    smoke=NfaFig5Settings(), paper=NfaFig5Settings(seeds=(*range(5), *range(100, 105))), start={"steps": 1},
+    over=("spectrum", "scale", "seed"), analysis=("early", "late", "centred", "tangent"), work=work,
     reduced="3 seeds in the place of 10", missing=dict.fromkeys(("Fig. 5", "Fig. 6", *PLACES), SIZES), claims=CLAIMS,
     figures={"nfa_fig5": by_spectrum(
                  "dc_c_ratio", "DC / C", "The doubly centred term is a small share of the centred one early, and most of it "

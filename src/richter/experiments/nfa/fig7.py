@@ -13,12 +13,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.nfa.fig3 import Quadratic, early
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.nfa.fig3 import QuadraticNetwork, early
 from richter.models import mlp
 from richter.report.drawing import COLOURS, band, caption, label, panels, points, styled
-from richter.runs import Writer
 from richter.tasks.synthetic import chain
 from richter.theory import early_time
 
@@ -30,7 +28,7 @@ Formula = Literal["own", "swapped", "constant", "reverse"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class NfaFig7Settings:
     """Gaussian inputs with eigenvalues 1/(1 + k^decay) in a random basis."""
 
     n: int = 128
@@ -46,36 +44,20 @@ class Settings:
     large: int = 1024  # the width that is called large
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    width: int
-    activation: str
-    target: str
-    decay: float
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, widths=(), decays=(), activations=(), targets=(), seeds=(), formula="own", large=0)
-    return [Task(alone, width, activation, target, decay, seed) for width in s.widths for activation in s.activations
-            for target in s.targets for decay in s.decays for seed in s.seeds]
-
-
-def inputs(s: Settings, decay: float, seed: int) -> Tensor:
+def inputs(s: NfaFig7Settings, decay: float, seed: int) -> Tensor:
     draw = np.random.default_rng((seed, 3))
     basis = np.linalg.qr(draw.standard_normal((s.d, s.d)))[0]
     return torch.from_numpy(draw.standard_normal((s.n, s.d)) / np.sqrt(1 + np.arange(1, s.d + 1) ** decay) @ basis.T)
 
 
-def labels(s: Settings, target: str, x: Tensor, seed: int) -> Tensor:
+def labels(s: NfaFig7Settings, target: str, x: Tensor, seed: int) -> Tensor:
     """The chain monomial, or |Q x|^2 with a Gaussian Q; of deviation 1."""
     Q = torch.from_numpy(np.random.default_rng((seed, 5)).standard_normal((s.d, s.d)))
     y = chain(x, s.rank) if target == "low" else (x @ Q.T).square().sum(1)
     return (y / y.std())[:, None]
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[NfaFig7Settings], run: Writer) -> Mapping[str, ArrayLike]:
     """The mean over networks of what is measured, and the predictions for both activations."""
     s = t.settings
     x = inputs(s, t.decay, t.seed)
@@ -83,7 +65,7 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     observed = []
     for seed in range(s.networks):
         if t.activation == "quadratic":
-            model: nn.Module = Quadratic(s.d, t.width, seed, hidden=2)
+            model: nn.Module = QuadraticNetwork(s.d, t.width, seed, hidden=2)
             name = "layers.0"
         else:
             model, name = mlp([s.d, t.width, t.width, 1], bias=False, seed=seed).double(), "0"
@@ -95,13 +77,13 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def observed(r: Results, activation: str, target: str) -> NDArray[np.float64]:
-    """One row for each decay, one column for each seed."""
+    """Observed values: a row for each decay, a column for each seed."""
     chosen = r.where(activation=activation, target=target)
     return np.array([chosen.where(decay=decay)["observed"] for decay in chosen.distinct("decay")])
 
 
 def predicted(r: Results, activation: str, target: str) -> NDArray[np.float64]:
-    """By the formula, or by its rivals; the best constant is chosen after the fact, for each panel and seed."""
+    """Correlations by the formula or its rivals. The best constant is chosen after the fact, for each panel and seed."""
     chosen, formula = r.where(activation=activation, target=target), r.settings.formula
     name = {"relu": "quadratic", "quadratic": "relu"}[activation] if formula == "swapped" else activation
     rows = np.array([chosen.where(decay=decay)[name] for decay in chosen.distinct("decay")])
@@ -130,7 +112,7 @@ def closer(r: Results) -> float:
 
 
 def dip(r: Results, activation: str) -> float:
-    """How far the smallest value inside lies below both ends, for the low-rank target at the large width."""
+    """Distance of the smallest value inside below both ends, for the low-rank target at the large width."""
     curve = observed(r.where(width=r.settings.large), activation, "low").mean(1)
     return float(min(curve[0], curve[-1]) - curve[1:-1].min())
 
@@ -174,7 +156,8 @@ def claims(width: int, bar: float, rivals: tuple[Control, ...], was: str) -> tup
 
 EXPERIMENT = Experiment(
     name="nfa_fig7", ref=Ref("nfa", "Fig. 7"), title="the expected kernel predicts the early correlation of two hidden layers",
-    smoke=Settings(), paper=Settings(seeds=tuple(range(10))), tasks=tasks, work=work, figures={"nfa_fig7": draw},
+    smoke=NfaFig7Settings(), paper=NfaFig7Settings(seeds=tuple(range(10))),
+    over=("width", "activation", "target", "decay", "seed"), analysis=("formula", "large"), work=work, figures={"nfa_fig7": draw},
     start={"decays": (1.0,), "networks": 1}, reduced="2 draws of the data in the place of 10",
     claims=(
         *claims(128, 0.05, (REVERSE,), ".0121; a constant and the swapped formulas pass this bar: see the next claim"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,16 +12,14 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from richter.core import Interval, Ref
 from richter.core.likeness import cosine
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.experiments.training import descend
 from richter.instrument.observe import measure
 from richter.instrument.probe import Probe
 from richter.linalg import haar
 from richter.models import mlp
 from richter.report.drawing import COLOURS, band, caption, label, panels, points, styled
-from richter.runs import Writer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +28,7 @@ Inner = Literal["K", "sum", "rotated", "identity"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class NfaProp2Settings:
     """A network with three hidden layers and three outputs, trained for some steps."""
 
     n: int = 48
@@ -44,12 +42,6 @@ class Settings:
     inner: Inner = "K"  # the matrix between the weights: sum, without 1/n as displayed; rotated, with other eigenvectors
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
 def derivatives(model: nn.Sequential, x: Tensor, index: int) -> tuple[Float[Tensor, "c n d_in"], Float[Tensor, "c n d_out"]]:
     """df_c(x_n) in what a layer reads and in what it gives, by plain autograd."""
     h = model[:index](x).detach().requires_grad_()
@@ -59,7 +51,7 @@ def derivatives(model: nn.Sequential, x: Tensor, index: int) -> tuple[Float[Tens
     return torch.stack([p for p, _ in pairs]), torch.stack([q for _, q in pairs])
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[NfaProp2Settings], run: Writer) -> Mapping[str, ArrayLike]:
     """Both sides of the proposition for every layer, with K and with what may be mistaken for it, and the measured ``nfc``."""
     s = t.settings
     draw = np.random.default_rng((t.seed, 9))
@@ -117,8 +109,9 @@ IDENTITY = Control("the identity in the place of K", {"inner": "identity"})
 EXACT = "an identity; rounding in float64"
 EXPERIMENT = Experiment(
     name="nfa_prop2", ref=Ref("nfa", "Prop. 2"), title="the correlation of NFM and AGOP is one of the weights with K",
-    smoke=Settings(), paper=Settings(n=128, width=128, seeds=tuple(range(10))), work=work, figures={"nfa_prop2": draw},
-    tasks=lambda s: [Task(replace(s, seeds=(), inner="K"), seed) for seed in s.seeds], start={"n": 4, "steps": 1}, quick=True,
+    smoke=NfaProp2Settings(), paper=NfaProp2Settings(n=128, width=128, seeds=tuple(range(10))), work=work,
+    figures={"nfa_prop2": draw},
+    over=("seed",), analysis=("inner",), start={"n": 4, "steps": 1}, quick=True,
     claims=(
         Claim("largest |AGOP - W^T K W| / |AGOP| over layers and networks", error, Interval(high=1e-8), (SUM, ROTATED, IDENTITY),
               paper="exact", source=EXACT),

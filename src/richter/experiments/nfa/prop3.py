@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -13,14 +13,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from richter.core import Interval, Ref
 from richter.core.likeness import cosine
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.experiments.nfa.prop2 import derivatives
 from richter.instrument.observe import measure
 from richter.instrument.probe import Probe
 from richter.report.drawing import COLOURS, caption, label, line, panels, styled
-from richter.runs import Writer
 from richter.theory import early_time
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
 @dataclass(frozen=True)
-class Settings:
+class NfaProp3Settings:
     """Two hidden layers; inputs whose variances fall like 1/k^2, so that Eq. 6 is not always close to 1."""
 
     n: int = 12
@@ -43,19 +41,7 @@ class Settings:
     grown: Literal["centred", "uncentred"] = "centred"  # the NFM whose growth is looked at
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    activation: str
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, activations=(), seeds=(), formula="own", grown="centred")
-    return [Task(alone, activation, seed) for activation in s.activations for seed in s.seeds]
-
-
-def network(s: Settings, activation: str, seed: int) -> nn.Sequential:
+def network(s: NfaProp3Settings, activation: str, seed: int) -> nn.Sequential:
     """Weights N(0, 1/fan_in), one output."""
     draw = torch.Generator().manual_seed(seed)
     layers: list[nn.Module] = []
@@ -67,9 +53,9 @@ def network(s: Settings, activation: str, seed: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
-    """For the two hidden layers: Eq. 5 with the kernel P = J J^T written out, the same from a network that follows gradient flow,
-    and the measured ``cnfc`` after a short way down the gradient beside Eq. 6."""
+def work(t: Task[NfaProp3Settings], run: Writer) -> Mapping[str, ArrayLike]:
+    """Compute for the two hidden layers: Eq. 5 with the kernel P = J J^T written out, the same from a network that follows
+    gradient flow, and the measured ``cnfc`` after a short way down the gradient beside Eq. 6."""
     s = t.settings
     draw = np.random.default_rng((t.seed, 10))
     x = torch.from_numpy(draw.standard_normal((s.n, s.d)) / np.arange(1, s.d + 1))
@@ -92,7 +78,7 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     return {**{f"error_{name}": np.array(rows) for name, rows in errors.items()}, "eq6": np.array(eq6), **moved(model, x, y, s)}
 
 
-def moved(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, s: Settings) -> dict[str, ArrayLike]:
+def moved(model: nn.Sequential, x: torch.Tensor, y: torch.Tensor, s: NfaProp3Settings) -> dict[str, ArrayLike]:
     """Down the gradient, and then twice as far: the measured ``cnfc`` after the first time, and log2 of how the sizes of the
     centred NFM and of the change of the NFM grow."""
     initial = {k: v.detach().clone() for k, v in model.state_dict().items()}
@@ -143,7 +129,8 @@ NORMALISED = Control("K divided by n", {"formula": "normalised"})
 CONSTANT = Control("the best constant, chosen after the fact", {"formula": "constant"})
 EXPERIMENT = Experiment(
     name="nfa_prop3", ref=Ref("nfa", "Prop. 3"), title="how the centred NFM and AGOP leave zero",
-    smoke=Settings(), paper=Settings(seeds=tuple(range(10))), work=work, figures={"nfa_prop3": draw}, tasks=tasks,
+    smoke=NfaProp3Settings(), paper=NfaProp3Settings(seeds=tuple(range(10))), work=work, figures={"nfa_prop3": draw},
+    over=("activation", "seed"), analysis=("formula", "grown"),
     start={"seeds": (0,)}, quick=True,
     claims=(
         Claim("largest relative error of both second derivatives against gradient flow, over networks and layers", error,

@@ -11,18 +11,16 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Writer
 from richter.models import mlp
 from richter.report.drawing import caption, label, panels, styled
-from richter.runs import Writer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
-class Settings:
+class NfaProp4Settings:
     n: int = 24
     d: int = 16
     width: int = 48
@@ -33,7 +31,7 @@ class Settings:
 
 
 def gradients(model: nn.Sequential, x: torch.Tensor, reads: str) -> list[tuple[NDArray[Any], ...]]:
-    """For each layer (df/dW [n,k,p], df/dz [n,k,d_out], x_l [n,d_in]) by plain autograd, one example at a time."""
+    """Factors (df/dW [n,k,p], df/dz [n,k,d_out], x_l [n,d_in]) of each layer by plain autograd, one example at a time."""
     layers = [m for m in model if isinstance(m, nn.Linear)]
     collected: list[list[list[NDArray[Any]]]] = [[[], [], []] for _ in layers]
     for row in x:
@@ -51,12 +49,12 @@ def gradients(model: nn.Sequential, x: torch.Tensor, reads: str) -> list[tuple[N
     return [tuple(np.stack(part) for part in parts) for parts in collected]
 
 
-def work(s: Settings, run: Writer) -> Mapping[str, ArrayLike]:
+def work(s: NfaProp4Settings, run: Writer) -> Mapping[str, ArrayLike]:
     """The two sides of the identity for every layer and pair of outputs, both by autograd, and Richter's tangent kernels."""
     from richter.kernels import ntk
     model = mlp([s.d, *[s.width] * s.hidden, s.outputs], bias=False, seed=s.seed).double()
     x = torch.from_numpy(np.random.default_rng(s.seed).standard_normal((s.n, s.d)))
-    ours = ntk(model, x, outputs="full", per_layer=True)
+    ours = ntk(model, x, form="full", per_layer=True)
     identity, instrument = [], []
     for (w, g, h), K in zip(gradients(model, x, s.reads), ours.values(), strict=True):
         theta = np.einsum("nkp,mlp->nkml", w, w)
@@ -83,7 +81,8 @@ def draw(results: Results) -> Figure:
 MISPRINT = Control("x_0 in the place of x_l, as the proof prints", {"reads": "input"})
 EXPERIMENT = Experiment(
     name="nfa_prop4", ref=Ref("nfa", "Prop. 4"), title="a layer's tangent kernel factorises",
-    smoke=Settings(), paper=Settings(n=64, width=256), work=work, figures={"nfa_prop4": draw}, start={"n": 4}, quick=True,
+    smoke=NfaProp4Settings(), paper=NfaProp4Settings(n=64, width=256), work=work, figures={"nfa_prop4": draw}, start={"n": 4},
+    quick=True,
     claims=(
         Claim("largest relative error of the identity over layers and outputs", lambda r: r["identity"].max(),
               Interval(high=1e-8), MISPRINT, paper="exact", source="an identity; rounding in float64"),

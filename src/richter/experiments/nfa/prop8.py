@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,10 +12,8 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.report.drawing import COLOURS, caption, label, panels, points, styled
-from richter.runs import Writer
 from richter.theory import freeprob
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ Formula = Literal["corrected", "printed", "limit"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class NfaProp8Settings:
     """f(x) = a . (W x)^2 / 2 with W ~ N(0, 1/k), a ~ N(0, 1), and the residual -y."""
 
     n: int = 6
@@ -36,18 +34,6 @@ class Settings:
     formula: Formula = "corrected"  # printed: 3 Tr(B) M^2 + 6 M B M; limit: M B M alone, which is that of wide networks
     printed: Formula = "printed"  # what is called the printed formula
     first: Literal["square", "divided"] = "square"  # E[W'^T W'] as M^2, or divided by the width
-
-
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    width: int
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, widths=(), seeds=(), formula="corrected", printed="printed", first="square")
-    return [Task(alone, width, seed) for width in s.widths for seed in s.seeds]
 
 
 def formulas(x: Float[Tensor, "n d"], y: Float[Tensor, " n"], width: int) -> dict[str, Float[Tensor, "d d"]]:
@@ -74,7 +60,7 @@ def sampled(x: Float[Tensor, "n d"], y: Float[Tensor, " n"], width: int, draws: 
     return nfm / (draws // size * size), agop / (draws // size * size)
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[NfaProp8Settings], run: Writer) -> Mapping[str, ArrayLike]:
     """Relative errors of the formulas: against sampled networks, and at width 2 against every network of a quadrature."""
     s = t.settings
     draw = np.random.default_rng((t.seed, 14))
@@ -115,7 +101,8 @@ LIMIT = Control("the formula without the additional component", {"formula": "lim
 BAR = "independent check of the proposition"
 EXPERIMENT = Experiment(
     name="nfa_prop8", ref=Ref("nfa", "Prop. 8"), title="the mean early growth of NFM and AGOP of a quadratic layer",
-    smoke=Settings(), paper=Settings(draws=400_000, seeds=tuple(range(10))), work=work, figures={"nfa_prop8": draw}, tasks=tasks,
+    smoke=NfaProp8Settings(), paper=NfaProp8Settings(draws=400_000, seeds=tuple(range(10))), work=work,
+    figures={"nfa_prop8": draw}, over=("width", "seed"), analysis=("formula", "printed", "first"),
     start={"draws": 5_000}, reduced="100,000 networks in the place of 400,000, 5 draws of the data in the place of 10",
     claims=(
         Claim("corrected formula at width 2: largest relative error against quadrature over all networks, over draws of the data",

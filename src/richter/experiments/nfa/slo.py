@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,13 +13,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from richter.controls import SLO, slo_groups
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.training import Curves, accuracy
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.training import LayerCurves, accuracy
 from richter.instrument.probe import Probe
 from richter.models import mlp
 from richter.report.drawing import COLOURS, band, caption, label, panels, points, styled
-from richter.runs import Writer
 from richter.tasks import images as image_sets
 
 if TYPE_CHECKING:
@@ -29,10 +27,10 @@ METHODS = ("sgd", "adam", "slo", "equal")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Cross-entropy, batches of 128, torch's initial weights, one learning rate for each method; SLO with the speeds of Fig. 17:
-    2.5 in the first layer and 0.4 elsewhere. The rival "equal" gives every layer one speed, with which all of them together move
-    as far in a step. ``judged``: which method claims read as SLO."""
+class NfaSloSettings:
+    """Cross-entropy, batches of 128, torch's initial weights, one learning rate for each method; SLO with the speeds of Fig.
+    17: 2.5 in the first layer and 0.4 elsewhere. The rival "equal" gives every layer the same speed, such that all weights
+    together move as far in a step. ``judged`` chooses the method that claims read as SLO."""
 
     data: tuple[str, ...] = ("fashion_mnist", "cifar10")
     networks: tuple[str, ...] = ("mlp", "cnn")
@@ -44,21 +42,7 @@ class Settings:
     eps: float = 0.2
     judged: Literal["slo", "equal", "sgd", "adam"] = "slo"
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-
-
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    data: str
-    network: str
-    method: str
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, data=(), networks=(), judged="slo", seeds=())
-    return [Task(alone, data, network, method, seed) for data in s.data for network in s.networks for method in METHODS
-            for seed in s.seeds]
+    methods: ClassVar = METHODS
 
 
 def network(kind: str, channels: int, size: int, seed: int) -> nn.Sequential:
@@ -74,7 +58,7 @@ def network(kind: str, channels: int, size: int, seed: int) -> nn.Sequential:
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * (size // 8) ** 2, 10))
 
 
-def optimiser(s: Settings, method: str, model: nn.Module) -> torch.optim.Optimizer:
+def optimiser(s: NfaSloSettings, method: str, model: nn.Module) -> torch.optim.Optimizer:
     lr = dict(zip(METHODS, s.rates, strict=True))[method]
     if method == "adam":
         return torch.optim.Adam(model.parameters(), lr=lr)
@@ -92,13 +76,13 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> float:
         return float(np.mean([F.cross_entropy(model(a), b).item() for a, b in zip(x.split(500), y.split(500), strict=True)]))
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[NfaSloSettings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     data = getattr(image_sets, t.data)(s.n, 2_000, seed=t.seed)
     model = network(t.network, data.x.shape[1], data.x.shape[2], t.seed)
     moves, draw = optimiser(s, t.method, model), torch.Generator().manual_seed(t.seed)
     hidden = [name for name, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][:-1]
-    curves = Curves(model, Probe(data.x[:128], data.y[:128]), ("nfc", "cnfc", "c_uc_ratio"), hidden, run)
+    curves = LayerCurves(model, Probe(data.x[:128], data.y[:128]), ("nfc", "cnfc", "c_uc_ratio"), hidden, run)
     for step in range(s.steps):
         rows = torch.randint(len(data.x), (128,), generator=draw)
         loss = F.cross_entropy(model(data.x[rows]), data.y[rows])
@@ -112,12 +96,12 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def mean(r: Results, name: str, method: str) -> float:
-    """Over data sets, networks and hidden layers."""
+    """Mean of a number over data sets, networks and hidden layers."""
     return float(np.mean([np.mean(arrays[name]) for _, arrays in r.where(method=method)]))
 
 
 def gain(r: Results, name: str) -> float:
-    """What is judged as SLO less the better of SGD and equal speeds, where more is better."""
+    """Value of the method that is judged, less the better of SGD and equal speeds; more is better."""
     return mean(r, name, r.settings.judged) - max(mean(r, name, "sgd"), mean(r, name, "equal"))
 
 
@@ -149,7 +133,8 @@ ABOVE, BELOW = Interval(low=1e-9), Interval(high=-1e-9)  # a method that is comp
 TEXT = "the paper's text, Sec. 5, carried over to images"
 EXPERIMENT = Experiment(
     name="nfa_slo", ref=Ref("nfa", "Sec. 5"), title="SLO against SGD and Adam on images, at equal steps",
-    smoke=Settings(data=("fashion_mnist",), n=2_000, steps=150, seeds=(0, 1)), paper=Settings(), tasks=tasks, work=work,
+    smoke=NfaSloSettings(data=("fashion_mnist",), n=2_000, steps=150, seeds=(0, 1)), paper=NfaSloSettings(),
+    over=("data", "network", "method", "seed"), analysis=("judged",), work=work,
     data=("fashion_mnist", "cifar10"), figures={"nfa_slo": draw}, start={"n": 256, "steps": 1},
     reduced="2,000 images of Fashion-MNIST alone, 150 steps, two seeds",
     missing={"Sec. 5": "a question of our own: the paper has SLO on the chain monomial (Fig. 4) and on SVHN (Fig. 17), beside "

@@ -15,13 +15,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from richter import kernels
-from richter.core import Interval, Ref
 from richter.core.arrays import to_tensor
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.kernels import dynamics
 from richter.linalg import haar
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.theory import linear_kernels
 from richter.theory.flows import flow
 from richter.theory.ofe import OptimalFeatureEvolution, scalar, simulate
@@ -33,7 +31,7 @@ TIMES = np.concatenate([[0.0], np.geomspace(0.02, 30, 30)])
 
 
 @dataclass(frozen=True)
-class Settings:
+class RapidEqsSettings:
     """Psi [p,n] ~ N(0, 1/p), y ~ N(0, 1), gamma and eta."""
 
     n: int = 6
@@ -46,17 +44,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(Settings(s.n, s.p, s.gamma, s.rate, s.steps, ()), seed) for seed in s.seeds]
-
-
-@dataclass(frozen=True)
-class Problem:
+class KernelProblem:
     Psi: Tensor
     y: Tensor
     gamma: float
@@ -70,10 +58,10 @@ class Problem:
         return OptimalFeatureEvolution(self.K0, self.y, self.gamma)
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[RapidEqsSettings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     draw = np.random.default_rng((t.seed, 4))
-    problem = Problem(torch.from_numpy(draw.standard_normal((s.p, s.n)) / math.sqrt(s.p)),
+    problem = KernelProblem(torch.from_numpy(draw.standard_normal((s.p, s.n)) / math.sqrt(s.p)),
                       torch.from_numpy(draw.standard_normal(s.n)), s.gamma)
     D, K = map(to_tensor, simulate(problem.K0, problem.y, s.gamma, TIMES))
     return {**look_ahead(problem, s), **conserved(problem, D, K), **decoupled(problem, D, K), **one_example(s.gamma, draw),
@@ -88,7 +76,7 @@ def alignments(K: Tensor, y: Tensor) -> Tensor:
     return torch.einsum("n,tnm,m->t", y, K, y) / (K.flatten(1).norm(dim=1) * (y @ y))
 
 
-def look_ahead(problem: Problem, s: Settings) -> dict[str, float]:
+def look_ahead(problem: KernelProblem, s: RapidEqsSettings) -> dict[str, float]:
     """Eq. 5 in small steps against the flow, of how far the kernel has moved: with 4 gamma, and with gamma as it is printed."""
     Psi, D = problem.Psi, -problem.y
     gamma = s.gamma / 4
@@ -106,7 +94,7 @@ def look_ahead(problem: Problem, s: Settings) -> dict[str, float]:
     return errors
 
 
-def conserved(problem: Problem, D: Tensor, K: Tensor) -> dict[str, ArrayLike]:
+def conserved(problem: KernelProblem, D: Tensor, K: Tensor) -> dict[str, ArrayLike]:
     """Eq. 6 and 7: K + gamma D D^T along the flow, K alone; the last alignment, by Eq. 7, and as if features had not moved. And
     by how much A(t) passes above its end."""
     C = K + problem.gamma * D[:, :, None] * D[:, None, :]
@@ -120,11 +108,11 @@ def conserved(problem: Problem, D: Tensor, K: Tensor) -> dict[str, ArrayLike]:
             "excess_rival": float(strong(problem).alignment(TIMES).max()) - strong(problem).final_alignment}
 
 
-def strong(problem: Problem) -> OptimalFeatureEvolution:
+def strong(problem: KernelProblem) -> OptimalFeatureEvolution:
     return OptimalFeatureEvolution(problem.K0, problem.y, 3 * problem.gamma)
 
 
-def decoupled(problem: Problem, D: Tensor, K: Tensor) -> dict[str, float]:
+def decoupled(problem: KernelProblem, D: Tensor, K: Tensor) -> dict[str, float]:
     """Eq. 8 and 9, each integrated by itself: the residual, with a frozen kernel as its rival, and the features, as printed with
     a gamma in front."""
     C, gamma, times = problem.K0 + problem.gamma * torch.outer(problem.y, problem.y), problem.gamma, TIMES.tolist()
@@ -151,7 +139,7 @@ def one_example(gamma: float, draw: np.random.Generator) -> dict[str, float]:
     return {f"eq27_{name}": relative(torch.cat([to_tensor(u), to_tensor(v)]), truth) for name, (u, v) in forms.items()}
 
 
-def gamma_back(problem: Problem) -> dict[str, float]:
+def gamma_back(problem: KernelProblem) -> dict[str, float]:
     """Eq. 20 solved for gamma from the final kernel; with K_inf for K_0 in its numerator, as printed, the gamma that comes
     closest."""
     K0, y, gamma = problem.K0, problem.y, problem.gamma
@@ -164,7 +152,7 @@ def gamma_back(problem: Problem) -> dict[str, float]:
             "eq20_rival": float(abs(grid[np.argmin(np.abs(printed - A))] / gamma - 1))}
 
 
-def diagonal(problem: Problem, K: Tensor) -> dict[str, ArrayLike]:
+def diagonal(problem: KernelProblem, K: Tensor) -> dict[str, ArrayLike]:
     """Eq. 35 at the end and on the way, beside the exact A(t); as printed, with A_kk(t) throughout (of a number below zero the
     root of its size is taken)."""
     evolution, y, gamma = problem.evolution, problem.y, problem.gamma
@@ -187,7 +175,7 @@ def pairs(draw: np.random.Generator) -> dict[str, float]:
     weights = [torch.from_numpy(draw.standard_normal((o, i))) for i, o in itertools.pairwise((20, 20, 20, 20, 3))]
     alike = [torch.from_numpy(haar(20, draw))[:len(w)] for w in weights]
     X = torch.from_numpy(draw.standard_normal((30, 20)))
-    measured = to_tensor(kernels.ntk(network(weights, nn.Identity), X[:7], outputs="full")) / 20**4
+    measured = to_tensor(kernels.ntk(network(weights, nn.Identity), X[:7], form="full")) / 20**4
     return {"eq43_own": relative(to_tensor(linear_kernels.pair_kernels(weights, X[:7])), measured),
             "eq43_rival": relative(to_tensor(linear_kernels.pair_kernels(weights, X[:7], shift=1)), measured),
             "ksm_own": specialised(network(alike, nn.Identity), X), "ksm_rival": specialised(network(alike, nn.ReLU), X)}
@@ -205,7 +193,7 @@ def network(weights: list[Tensor], activation: type[nn.Module]) -> nn.Sequential
 
 def specialised(model: nn.Module, X: Tensor) -> float:
     """The largest |log| in the specialisation matrix, for labels that tell each output's kernel from the mean of all."""
-    K = to_tensor(kernels.ntk(model, X, outputs="diagonal"))
+    K = to_tensor(kernels.ntk(model, X, form="diagonal"))
     K = K / K.flatten(1).norm(dim=1)[:, None, None]
     Y = torch.stack([torch.linalg.eigh(K[c] - K.mean(0))[1][:, -1] for c in range(len(K))], 1)
     return to_tensor(kernels.specialisation(K, Y)).log().abs().max().item()
@@ -246,7 +234,8 @@ def rival(text: str) -> Control:
 
 EXPERIMENT = Experiment(
     name="rapid_eqs", ref=Ref("rapid", "Eq. 6"), title="the equations of optimal feature evolution and deep linear kernels",
-    smoke=Settings(seeds=(0, 1, 2, 3, 4)), paper=Settings(), work=work, tasks=tasks, figures={"rapid_eq6": draw},
+    smoke=RapidEqsSettings(seeds=(0, 1, 2, 3, 4)), paper=RapidEqsSettings(), work=work, over=("seed",), analysis=("form",),
+    figures={"rapid_eq6": draw},
     places=("Eq. 5", "Eq. 6", "Eq. 7", "Eq. 8", "Eq. 9", "Eq. 20", "Eq. 27", "Eq. 35", "Eq. 43"),
     start={"seeds": (0,), "steps": 10}, reduced="5 draws instead of 10", quick=True,
     claims=(

@@ -12,14 +12,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from richter.core import Interval, Ref
-from richter.experiments.evolving import Network, alignments, descend, images
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.evolving import EvolvingNetwork, alignments, descend, images
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.experiments.rivals import milestones
 from richter.kernels import dynamics, ntk
 from richter.linalg import top_eigenvalue
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, styled
-from richter.runs import Writer
 from richter.workflows import acceleration
 
 if TYPE_CHECKING:
@@ -33,8 +31,9 @@ SHOWN = 3  # the class of panel F
 
 @dataclass(frozen=True)
 class Regime:
-    """Of the convolutional network: ``scale``: its outputs are so many times their change since initialisation, which makes
-    training lazy; 0: as they are. Its three layers at sigma = 1 are not lazy, and at .1 their kernels grow a thousandfold."""
+    """Regime of the convolutional network. ``scale`` multiplies the change of its outputs since initialisation, which makes
+    training lazy; 0 leaves them as they are. Its three layers at sigma = 1 are not lazy, and at .1 their kernels grow a
+    thousandfold."""
 
     sigma: float
     rate: float
@@ -45,10 +44,10 @@ CONVOLUTIONAL = {RICH: Regime(0.3, 0.05), LAZY: Regime(1.0, 0.8, 30.0)}
 
 
 @dataclass(frozen=True)
-class Settings:
-    """``rates``: of descent, over the largest eigenvalue of the initial kernel, for each sigma; larger ones are unstable under
-    the kernel that training ends with. ``rich``, ``rather``, ``lazy``: the sigma of networks that claims call so. ``curve``:
-    whose loss is called the network's. ``steps=0`` is the untrained network."""
+class RapidFig1Settings:
+    """``rates``: learning rates over the largest eigenvalue of the initial kernel, for each sigma; larger ones are unstable
+    under the kernel at the end of training. ``rich``, ``rather`` and ``lazy``: the sigma of the networks that claims call so.
+    ``curve`` chooses the loss that is called the network's. ``steps=0`` is the untrained network."""
 
     data: tuple[str, ...] = ("mnist", "fashion_mnist")
     networks: tuple[str, ...] = ("mlp", "cnn")
@@ -66,32 +65,23 @@ class Settings:
     curve: Literal["network", "rescaled", "kernel"] = "network"
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    network: Literal["mlp", "cnn"]
-    data: str
-    sigma: float
-    rate: float
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    plain = replace(s, data=(), networks=(), sigmas=(), rates=(), seeds=(), rich=RICH, rather=RATHER, lazy=LAZY, curve="network")
-    connected = [Task(plain, "mlp", data, sigma, rate, seed) for data in s.data
+def trainings(s: RapidFig1Settings) -> list[Task[RapidFig1Settings]]:
+    """Return fully connected networks at each sigma with its rate, and convolutional ones in their regimes, for each seed."""
+    rest = replace(s, data=(), networks=(), sigmas=(), rates=(), seeds=())
+    connected = [Task(rest, network="mlp", data=data, sigma=sigma, rate=rate, seed=seed) for data in s.data
                  for sigma, rate in zip(s.sigmas, s.rates, strict=True) if sigma != RATHER or data == "mnist" for seed in s.seeds]
-    convolutional = [Task(plain, "cnn", data, sigma, regime.rate, seed) for data in s.data[:1]
+    convolutional = [Task(rest, network="cnn", data=data, sigma=sigma, rate=regime.rate, seed=seed) for data in s.data[:1]
                      for sigma, regime in CONVOLUTIONAL.items() for seed in s.seeds]
     return [t for t in connected + convolutional if t.network in s.networks]
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[RapidFig1Settings], run: Writer) -> Mapping[str, ArrayLike]:
     return _convolutional(t) if t.network == "cnn" else _connected(t, run)
 
 
-def _connected(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def _connected(t: Task[RapidFig1Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s, (x, y) = t.settings, images(t.data, t.settings.n, t.seed)
-    net = Network.drawn(x, [x.shape[1], s.width, 10], t.sigma, t.seed)
+    net = EvolvingNetwork.drawn(x, [x.shape[1], s.width, 10], t.sigma, t.seed)
     first = net.kernel()
     modes = dynamics.Modes.read(first, y, net.f)
     lr = t.rate / modes.largest
@@ -147,10 +137,10 @@ class Convolutional(nn.Module):
         return nn.functional.linear(x.flatten(1), weights[2] / weights[2].shape[1] ** 0.5)
 
 
-def _convolutional(t: Task) -> Mapping[str, ArrayLike]:
+def _convolutional(t: Task[RapidFig1Settings]) -> Mapping[str, ArrayLike]:
     s, (x, y) = t.settings, images(t.data, t.settings.n, t.seed)
     model = Convolutional(s.channels, CONVOLUTIONAL[t.sigma], t.seed)
-    K = ntk(model, x.float(), outputs="full")
+    K = ntk(model, x.float(), form="full")
     lr = t.rate / top_eigenvalue(K.reshape(y.numel(), -1).double())
     due = sorted(milestones(s.steps, s.recorded))
     a = acceleration(model, x.float(), y, lr=lr, steps=max(1, s.steps), record=due)
@@ -163,7 +153,7 @@ def _convolutional(t: Task) -> Mapping[str, ArrayLike]:
 
 def about(number: Number, sigma: Literal["rich", "rather", "lazy"], data: str = "mnist", network: str = "mlp"
           ) -> Callable[[Results], float]:
-    """One number of the task of one seed; the settings say which sigma is the rich one."""
+    """Return a function that reads a number from the task of one seed; the settings say which sigma is the rich one."""
     def value(r: Results) -> float:
         (_, arrays), = r.where(network=network, data=data, sigma=getattr(r.settings, sigma))
         return number({**arrays, "network": arrays[r.settings.curve]})
@@ -197,7 +187,7 @@ def change(name: str) -> Number:
 
 
 def specialised(arrays: Mapping[str, NDArray[Any]]) -> float:
-    """How much more the kernel of one output came to align with its own labels than with the others', on average."""
+    """Rise of the alignment of one output's kernel with its own labels, less the mean rise with the others'."""
     moved = arrays["third"][-1] - arrays["third"][0]
     return float(moved[SHOWN] - np.delete(moved, SHOWN).mean())
 
@@ -277,7 +267,8 @@ def acceleration_claims(data: str, network: str, words: str) -> tuple[Claim, ...
 
 EXPERIMENT = Experiment(
     name="rapid_fig1", ref=Ref("rapid", "Fig. 1"), title="a network outruns the kernel it started with",
-    smoke=Settings(), paper=Settings(seeds=tuple(range(5))), work=work, tasks=tasks,
+    smoke=RapidFig1Settings(), paper=RapidFig1Settings(seeds=tuple(range(5))), work=work, over=trainings,
+    analysis=("rich", "rather", "lazy", "curve"),
     figures={"rapid_fig1": draw}, data=("mnist", "fashion_mnist"),
     start={"steps": 1, "seeds": (0,), "n": 20, "data": ("mnist",)}, reduced="1 seed of 5",
     tried="at .15 and .1 of the largest eigenvalue and 4,000 steps the crossing comes later, and below a loss of .01 rescaled "

@@ -15,12 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from richter import tasks as data
-from richter.core import Interval, Ref
 from richter.core.arrays import to_tensor
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.kernels import dynamics, infinite
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.theory.ofe import OptimalFeatureEvolution
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ FEW = np.array([0.0, 0.5, 1.0, 2.0, 4.0, 8.0])  # where the flow is integrated, 
 
 
 @dataclass(frozen=True)
-class Settings:
+class RapidFig2Settings:
     n: int = 300
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     formula: Literal["own", "naive", "gap", "constant"] = "own"  # of gamma*: lambda_1 / |y|^2, (lambda_1 - lambda_2) / |y|^2
@@ -48,24 +46,14 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    return [Task(Settings(n=s.n, seeds=()), seed) for seed in s.seeds]
-
-
-@dataclass(frozen=True)
-class Case:
+class KernelCase:
     """Digits with the sign of their parity, under one kernel."""
 
     K: Tensor
     y: Tensor
 
     @classmethod
-    def of_digits(cls, n: int, seed: int, inputs: str, hidden: int, variance: float) -> Case:
+    def of_digits(cls, n: int, seed: int, inputs: str, hidden: int, variance: float) -> KernelCase:
         digits = data.mnist(n, 1, seed=seed, standardise=False, flat=True, dtype=torch.float64)
         x = digits.x
         x = x / x.norm(dim=1, keepdim=True) * math.sqrt(x.shape[1]) if inputs == "unit" else (x - x.mean()) / x.std()
@@ -99,23 +87,23 @@ class Case:
         return (low + high) / 2
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[RapidFig2Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     rows: dict[str, list[float]] = {"own": [], "naive": [], "gap": [], "measured": []}
     for k, network in enumerate(NETWORKS):
-        case = Case.of_digits(s.n, t.seed, *network)
+        case = KernelCase.of_digits(s.n, t.seed, *network)
         top = case.eigenvalues / s.n
         values = case.frozen.threshold, top[0].item(), (top[0] - top[1]).item(), case.half()
         for name, value in zip(rows, values, strict=True):
             rows[name].append(value)
         run.progress(0.4 * (k + 1) / len(NETWORKS))
-    case = Case.of_digits(s.n, t.seed, *NETWORKS[0])
+    case = KernelCase.of_digits(s.n, t.seed, *NETWORKS[0])
     threshold = case.frozen.threshold
     return {**{name: np.array(values) for name, values in rows.items()}, "lambda": case.eigenvalues.numpy(),
             **over_gamma(case, threshold), **over_time(case, threshold), **integrated(case, threshold), **random_excess(t.seed)}
 
 
-def over_gamma(case: Case, threshold: float) -> dict[str, ArrayLike]:
+def over_gamma(case: KernelCase, threshold: float) -> dict[str, ArrayLike]:
     """Panels A to D: spectra of the final kernel with their exponents, overlaps, final alignments."""
     spectra = [dynamics.spectrum(case.evolution(f * threshold).conserved, case.y) for f in FACTORS]
     y2 = (case.y @ case.y).item()
@@ -129,7 +117,7 @@ def over_gamma(case: Case, threshold: float) -> dict[str, ArrayLike]:
             "final": [case.evolution(f * threshold).final_alignment for f in GRID[::6]]}
 
 
-def over_time(case: Case, threshold: float) -> dict[str, ArrayLike]:
+def over_time(case: KernelCase, threshold: float) -> dict[str, ArrayLike]:
     """Panels E and F: alignment and loss (of one example), with the top eigenvalue of C over that of K0."""
     evolutions = [case.evolution(f * threshold) for f in FACTORS]
     return {"A": np.array([np.asarray(e.alignment(TIMES)) for e in evolutions]),
@@ -137,7 +125,7 @@ def over_time(case: Case, threshold: float) -> dict[str, ArrayLike]:
             "end": [e.final_alignment for e in evolutions], "turn": [e.turning_time for e in evolutions]}
 
 
-def integrated(case: Case, threshold: float) -> dict[str, ArrayLike]:
+def integrated(case: KernelCase, threshold: float) -> dict[str, ArrayLike]:
     """The flow itself at 3 gamma*, and how far the closed form is from it; also that of other gammas."""
     gammas = {"own": 3 * threshold, "frozen": 0.0, "quarter": 0.75 * threshold}
     D, K = map(to_tensor, case.evolution(gammas["own"]).simulate(FEW))
@@ -151,7 +139,7 @@ def integrated(case: Case, threshold: float) -> dict[str, ArrayLike]:
 
 
 def random_excess(seed: int) -> dict[str, ArrayLike]:
-    """By how much A(t) passes above its end for six random examples with 12 features."""
+    """Largest excess of A(t) over its end, for six random examples with 12 features."""
     draw = np.random.default_rng((seed, 2))
     J, y = draw.standard_normal((12, 6)), draw.standard_normal(6)
     small = OptimalFeatureEvolution(J.T @ J / 12, y, 1.5)
@@ -182,7 +170,7 @@ def own_threshold(r: Results) -> float:
 
 
 def top_share(r: Results) -> float:
-    """What the ten largest eigenvalues have of all that is added to the spectrum, at 3 gamma*."""
+    """Share of the ten largest eigenvalues in the growth of the whole spectrum, at 3 gamma*."""
     added = r["eigenvalues"][0, 3] - r["eigenvalues"][0, 0]
     added = np.full_like(added, added.mean()) if r.settings.spread == "even" else added
     return float(added[:10].sum() / added.sum())
@@ -280,7 +268,8 @@ NAIVE, GAP = Control("lambda_1 / |y|^2", {"formula": "naive"}), Control("(lambda
 CONSTANT = Control("the best constant, chosen after the fact", {"formula": "constant"})
 EXPERIMENT = Experiment(
     name="rapid_fig2", ref=Ref("rapid", "Fig. 2"), title="optimal feature evolution on the parity of digits",
-    smoke=Settings(), paper=Settings(n=1000, seeds=tuple(range(10))), work=work, figures={"rapid_fig2": draw}, tasks=tasks,
+    smoke=RapidFig2Settings(), paper=RapidFig2Settings(n=1000, seeds=tuple(range(10))), work=work, figures={"rapid_fig2": draw},
+    over=("seed",), analysis=("formula", "networks", "strength", "rate", "spread", "kernel", "flow"),
     data=("mnist",), start={"n": 40, "seeds": (0,)}, reduced="300 digits instead of 1000, 5 draws instead of 10",
     claims=(
         Claim("C: largest error of the formula for gamma* over five kernels", threshold_error, Interval(high=0.03),

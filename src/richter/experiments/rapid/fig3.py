@@ -14,12 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from richter import kernels
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.experiments.rivals import milestones
 from richter.kernels import dynamics
 from richter.report.drawing import COLOURS, band, caption, label, line, panels, points, styled
-from richter.runs import Writer
 from richter.theory import linear_kernels
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Settings:
+class RapidFig3Settings:
     """W [N,N] and V [N] start at N(0, sigma^2); r = V^T W x / N; the teacher has |s| = 1, inputs are N(0, 1)."""
 
     N: int = 30
@@ -42,17 +40,6 @@ class Settings:
     looked_at: Literal["end", "start"] = "end"
     start: Literal["small", "large"] = "small"  # of the network whose spectra and Eq. 14 are looked at: sigma = .1 or 1
     formula: Literal["own", "printed", "partial"] = "own"  # an equation as printed; or without one of its terms
-
-
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = Settings(N=s.N, P=s.P, sigmas=s.sigmas, steps=s.steps, decayed=s.decayed, decay=s.decay, seeds=())
-    return [Task(alone, seed) for seed in s.seeds]
 
 
 @dataclass
@@ -105,7 +92,7 @@ def top_cosine(K: Matrix, y: Matrix) -> float:
     return float(abs(np.linalg.eigh(K)[1][:, -1] @ y) / np.linalg.norm(y))
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[RapidFig3Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     rows: dict[str, list[Any]] = {}
     for k, sigma in enumerate(s.sigmas):
@@ -115,14 +102,14 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
     return {**{name: np.array(values) for name, values in rows.items()}, **with_decay(s, t.seed)}
 
 
-def begin(s: Settings, sigma: float, seed: int) -> Student:
+def begin(s: RapidFig3Settings, sigma: float, seed: int) -> Student:
     draw = np.random.default_rng((seed, 3))
     X, teacher = draw.standard_normal((s.P, s.N)), draw.standard_normal(s.N)
     W, V = draw.standard_normal((s.N, s.N)), draw.standard_normal(s.N)
     return Student(X, teacher / np.linalg.norm(teacher), sigma * W, sigma * V)
 
 
-def trained(s: Settings, sigma: float, seed: int) -> dict[str, Any]:
+def trained(s: RapidFig3Settings, sigma: float, seed: int) -> dict[str, Any]:
     """Curves of Fig. 3, both spectra of Fig. 7, and the errors of Eqs. 10 to 14 at the start and at the end."""
     student, when = begin(s, sigma, seed), sorted(milestones(s.steps, 30))
     K0, X, y = student.kernel, student.X, student.y
@@ -164,8 +151,8 @@ def errors(student: Student, K0: Matrix) -> dict[str, float]:
             "gamma": dynamics.effective_gamma(K0, K, y), "gamma_own": alpha / size**2, "gamma_printed": alpha**2 / size**2}
 
 
-def with_decay(s: Settings, seed: int) -> dict[str, ArrayLike]:
-    """From sigma = 1 with weight decay: |W_p| / |W|, and the error of r r^T / |V|^2 + |V|^2 Sigma, before and after."""
+def with_decay(s: RapidFig3Settings, seed: int) -> dict[str, ArrayLike]:
+    """Training from sigma = 1 with weight decay: |W_p| / |W|, and the error of r r^T / |V|^2 + |V|^2 Sigma, before and after."""
     student = begin(s, 1.0, seed)
     looks = []
     for steps in (0, s.decayed):
@@ -181,23 +168,23 @@ def with_decay(s: Settings, seed: int) -> dict[str, ArrayLike]:
 # ------------------------------------------------------------------------------------------------ claims
 
 
-def moment(r: Results, name: str, k: int) -> float:
-    """Of one start, at the end of training or, for the control, before."""
+def at_start_or_end(r: Results, name: str, k: int) -> float:
+    """Number of one start, at the end of training or, for the control, before it."""
     return float(r[name][0, k, -1 if r.settings.looked_at == "end" else 0])
 
 
 def rise(r: Results, name: str) -> float:
-    """From a start with sigma = .1."""
-    return moment(r, name, 2) - float(r[name][0, 2, 0])
+    """Rise of a number during training, from a start with sigma = .1."""
+    return at_start_or_end(r, name, 2) - float(r[name][0, 2, 0])
 
 
 def smallest_gain(r: Results) -> float:
-    """Of the final alignment, from one sigma to the next smaller."""
-    return float(np.diff([moment(r, "A", k) for k in range(len(r.settings.sigmas))]).min())
+    """Smallest gain of the final alignment from one sigma to the next smaller."""
+    return float(np.diff([at_start_or_end(r, "A", k) for k in range(len(r.settings.sigmas))]).min())
 
 
 def error(r: Results, name: str) -> float:
-    """Of an equation, or of a rival of it; the largest over starts."""
+    """Largest error over starts of an equation, or of its rival."""
     which = name if r.settings.formula == "own" else f"{name}_{r.settings.formula}"
     return float(r[f"{which}_{r.settings.looked_at}"][0].max())
 
@@ -274,12 +261,14 @@ CHECK = "independent check at N = 30, P = 90"
 SEED: dict[str, Any] = {"over": "seed"}
 EXPERIMENT = Experiment(
     name="rapid_fig3", ref=Ref("rapid", "Fig. 3"), title="kernel alignment in two-layer linear networks",
-    smoke=Settings(seeds=(0, 1, 2, 3, 4)), paper=Settings(), work=work, tasks=tasks,
+    smoke=RapidFig3Settings(seeds=(0, 1, 2, 3, 4)), paper=RapidFig3Settings(), work=work, over=("seed",),
+    analysis=("looked_at", "start", "formula"),
     figures={"rapid_fig3": draw, "rapid_fig7": draw_spectra}, start={"seeds": (0,), "steps": 10, "decayed": 10},
     places=("Fig. 3", "Fig. 7", "Eq. 10", "Eq. 11", "Eq. 12", "Eq. 13", "Eq. 14"),
     reduced="5 draws instead of 10",
     claims=(
-        Claim("A: cosine of the student's and the teacher's weights at the end, sigma = 1", lambda r: moment(r, "cosine", 0),
+        Claim("A: cosine of the student's and the teacher's weights at the end, sigma = 1",
+              lambda r: at_start_or_end(r, "cosine", 0),
               Interval(low=0.99), START, paper="1", source="the paper's panel", places=("Fig. 3",), **SEED),
         Claim("B: rise of the kernel's alignment in training, sigma = .1", lambda r: rise(r, "A"), Interval(low=0.015), START,
               paper="the kernel becomes more aligned", source="the definitions' bar for kernels that move",

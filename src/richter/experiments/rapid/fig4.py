@@ -4,20 +4,18 @@ layer's part of the kernel turns to an output's own labels, the read-out's part 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from richter.core import Interval, Ref
-from richter.experiments.evolving import Network, alignments, descend, images
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.evolving import EvolvingNetwork, alignments, descend, images
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.experiments.rivals import milestones
 from richter.linalg import top_eigenvalue
 from richter.report.drawing import COLOURS, band, caption, label, matrix_panel, panels, styled
-from richter.runs import Writer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,9 +27,10 @@ SHOWN = 3  # the class of Figure 5
 
 
 @dataclass(frozen=True)
-class Settings:
-    """``rates``: over the largest eigenvalue of the initial kernel, of the rich, the lazy and the linear network. ``kind``,
-    ``sigma``, ``part``, ``hidden``: of what is called the specialised kernel. ``last``: False looks at the untrained network."""
+class RapidFig4Settings:
+    """``rates``: learning rates over the largest eigenvalue of the initial kernel, of the rich, the lazy and the linear
+    network. ``kind``, ``sigma``, ``part`` and ``hidden`` choose the kernel that is called specialised. ``last=False`` reads
+    the untrained network."""
 
     n: int = 250
     width: int = 500
@@ -48,38 +47,27 @@ class Settings:
     part: Part = "all"
     hidden: Part = "W"
     last: bool = True
+    kinds: ClassVar = ("relu", "relu", "linear")
+    sigmas: ClassVar = (RICH, LAZY, LAZY)
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    kind: Kind
-    sigma: float
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    plain = replace(s, seeds=(), kind="relu", sigma=RICH, part="all", hidden="W", last=True)
-    networks: list[tuple[Kind, float]] = [("relu", RICH), ("relu", LAZY), ("linear", LAZY)]
-    return [Task(plain, kind, sigma, seed) for kind, sigma in networks for seed in s.seeds]
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[RapidFig4Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     if t.kind == "relu":
         x, y = images("mnist", s.n, t.seed)
-        net, rate = Network.drawn(x, [x.shape[1], s.width, 10], t.sigma, t.seed), s.rates[0 if t.sigma == RICH else 1]
+        net, rate = EvolvingNetwork.drawn(x, [x.shape[1], s.width, 10], t.sigma, t.seed), s.rates[0 if t.sigma == RICH else 1]
     else:
         draw = torch.Generator().manual_seed(1000 + t.seed)
         x, teacher = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in
                       ((s.linear_n, s.linear_width), (s.linear_width, 10)))
         y = s.labels * x @ teacher / s.linear_width ** 0.5
-        net, rate = Network.drawn(x, [*[s.linear_width] * (1 + s.linear_hidden), 10], t.sigma, t.seed, relu=False), s.rates[2]
+        widths = [*[s.linear_width] * (1 + s.linear_hidden), 10]
+        net, rate = EvolvingNetwork.drawn(x, widths, t.sigma, t.seed, relu=False), s.rates[2]
     lr = rate / top_eigenvalue(net.sub_kernels()[0])
     seen: dict[str, list[Any]] = {k: [] for k in ("steps", "loss", "all", "W", "V")}
 
     def look(step: int, loss: float) -> None:
-        parts = net.own_kernels()
+        parts = net.layer_kernels()
         hidden = torch.stack(parts[:-1]).sum(0)
         values = (step, loss, *(alignments(K, y).numpy() for K in (hidden + parts[-1], hidden, parts[-1])))
         for name, value in zip(seen, values, strict=True):
@@ -94,7 +82,7 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def task(r: Results, kind: Kind | None = None, sigma: float | None = None) -> Mapping[str, NDArray[Any]]:
-    """Of one seed: the task that the settings name, unless another is wanted."""
+    """Arrays of one seed's task: the kind and sigma of the settings, unless others are given."""
     s = r.settings
     kind = kind or s.kind
     (_, arrays), = r.where(kind=kind, sigma=LAZY if kind == "linear" else sigma or s.sigma)
@@ -122,7 +110,7 @@ def of_part(number: Callable[[NDArray[Any]], float], kind: Kind | None = None, p
 
 
 def turned(arrays: Mapping[str, NDArray[Any]], part: str) -> tuple[float, float]:
-    """How much the alignment of output 3's kernel rose: with its own labels, and with the others' on average."""
+    """Rise of the alignment of output 3's kernel with its own labels, and its mean rise with the others'."""
     rise = arrays[part][-1, SHOWN] - arrays[part][0, SHOWN]
     return float(rise[SHOWN]), float(np.delete(rise, SHOWN).mean())
 
@@ -140,13 +128,13 @@ def indiscriminate(r: Results) -> float:
     return turned(task(r), "V")[1] if r.settings.last else 0.0
 
 
-def uneven(r: Results) -> float:
-    """Of the read-out's part; of the other one, where that is what claims are about."""
+def unevenness(r: Results) -> float:
+    """Largest entry of |KSM - 1| for the read-out's part; for the hidden part if the claims are about the read-out."""
     return float(np.abs(ksm(task(r)["W" if r.settings.part == "V" else "V"][-1]) - 1).max())
 
 
 def rise(arrays: Mapping[str, NDArray[Any]], last: bool) -> float:
-    """Of the mean alignment of kernels with their own labels."""
+    """Rise of the mean alignment of kernels with their own labels."""
     own = np.array([np.trace(A) / len(A) for A in arrays["all"]])
     return float(own[-1 if last else 0] - own[0])
 
@@ -189,7 +177,8 @@ LINEAR = Control("the linear network", {"kind": "linear"})
 READOUT = Control("the read-out's part", {"part": "V", "hidden": "V"})
 EXPERIMENT = Experiment(
     name="rapid_fig4", ref=Ref("rapid", "Fig. 4"), title="outputs get kernels of their own in ReLU networks, not in linear ones",
-    places=("Fig. 4", "Fig. 5"), smoke=Settings(), paper=Settings(seeds=tuple(range(10)), recorded=25), work=work, tasks=tasks,
+    places=("Fig. 4", "Fig. 5"), smoke=RapidFig4Settings(), paper=RapidFig4Settings(seeds=tuple(range(10)), recorded=25),
+    work=work, over=(("kind", "sigma"), "seed"), analysis=("kind", "sigma", "part", "hidden", "last"),
     figures={"rapid_fig4": draw4, "rapid_fig5": draw5}, data=("mnist",),
     start={"steps": 1, "seeds": (0,), "n": 20, "linear_n": 20}, reduced="2 seeds of 10",
     missing={"Fig. 4": "a linear network of width 500, and the paper's scale of initial weights, which it does not give",
@@ -209,7 +198,7 @@ EXPERIMENT = Experiment(
         Claim("hidden part: mean diagonal entry of its KSM less that of the read-out's part",
               lambda r: of_part(diagonal, part=r.settings.hidden)(r) - of_part(diagonal, part="V")(r), Interval(low=0.2),
               (UNTRAINED, LAZILY, READOUT), source="as the bar of the whole kernel", places=("Fig. 5",), over="seed"),
-        Claim("read-out's part: largest |KSM - 1|", uneven,
+        Claim("read-out's part: largest |KSM - 1|", unevenness,
               Interval(high=1e-8), Control("the hidden part", {"part": "V"}), source="exact: K_V is the same for all outputs",
               places=("Fig. 5",), over="seed"),
         Claim("hidden part of output 3: rise of its alignment with its own labels less that with others", preference(),

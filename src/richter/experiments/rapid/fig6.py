@@ -4,7 +4,7 @@ gamma is larger; with that gamma optimal feature evolution follows the network's
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -12,14 +12,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from richter.core import Interval, Ref
-from richter.experiments.evolving import Network, alignments, descend, images
-from richter.experiments.frame import Claim, Control, Experiment, Results
+from richter.experiments.evolving import EvolvingNetwork, alignments, descend, images
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.experiments.rivals import milestones
 from richter.kernels import dynamics
 from richter.linalg import top_eigenvalue
 from richter.report.drawing import COLOURS, band, caption, label, line, matrix_panel, panels, points, styled
-from richter.runs import Writer
 from richter.theory.ofe import OptimalFeatureEvolution
 
 if TYPE_CHECKING:
@@ -30,9 +28,9 @@ GUESSES = ("ofe", "constant", "first")
 
 
 @dataclass(frozen=True)
-class Settings:
-    """``depths``: layers of weights. ``rates``: over the largest eigenvalue of the initial kernel. ``labels``: of the networks
-    that claims are about. ``curve``: what is called the prediction of the alignment."""
+class RapidFig6Settings:
+    """``depths``: layers of weights. ``rates``: learning rates over the largest eigenvalue of the initial kernel. ``labels``:
+    the scale of labels of the networks that claims are about. ``curve`` chooses the prediction of the alignment."""
 
     n: int = 100
     width: int = 100
@@ -48,26 +46,11 @@ class Settings:
     shallow: bool = False  # every network has the depth of the first
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    depth: int
-    multiple: float
-    rate: float
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    plain = replace(s, depths=(), multiples=(), rates=(), seeds=(), labels=RICH, curve="ofe", shallow=False)
-    return [Task(plain, depth, multiple, rate, seed) for depth in s.depths
-            for multiple, rate in zip(s.multiples, s.rates, strict=True) for seed in s.seeds]
-
-
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[RapidFig6Settings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     x, labels = images("mnist", s.n, t.seed)
     y = t.multiple * labels
-    net = Network.drawn(x, [x.shape[1], *[s.width] * (t.depth - 1), 10], 1.0, t.seed)
+    net = EvolvingNetwork.drawn(x, [x.shape[1], *[s.width] * (t.depth - 1), 10], 1.0, t.seed)
     first, f0 = net.sub_kernels(), net.f
     lr = t.rate / top_eigenvalue(net.kernel().view(y.numel(), -1))
     seen: list[tuple[int, float, NDArray[Any]]] = []
@@ -175,7 +158,8 @@ LATE = {"smoke": "the one seed of smoke is the worst of five. With labels times 
                  "which a constant misses by little"}
 EXPERIMENT = Experiment(
     name="rapid_fig6", ref=Ref("rapid", "Fig. 6"), title="effective gamma, alignment and specialisation grow with depth",
-    smoke=Settings(), paper=Settings(steps=60_000, seeds=tuple(range(5)), recorded=40), work=work, tasks=tasks,
+    smoke=RapidFig6Settings(), paper=RapidFig6Settings(steps=60_000, seeds=tuple(range(5)), recorded=40), work=work,
+    over=("depth", ("multiple", "rate"), "seed"), analysis=("labels", "curve", "shallow"),
     figures={"rapid_fig6": draw}, data=("mnist",), start={"steps": 1, "seeds": (0,), "n": 20, "depths": (2,)},
     reduced="1 seed of 5, at most 20,000 steps",
     missing={"Fig. 6": "the paper's widths, number of examples and scale of labels, which it does not give"},

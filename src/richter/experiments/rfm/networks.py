@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from richter.core import Interval, Ref
 from richter.core.likeness import cosine
-from richter.experiments.frame import Claim, Control, Experiment, Results, Scale
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Scale, Task, Writer
 from richter.experiments.training import descend, epochs, one_hot
 from richter.learners import Laplace, RFMRegressor
 from richter.models import mlp
 from richter.report.drawing import caption, label, panels, styled
-from richter.runs import Writer
 from richter.tasks import chain_monomial
 from richter.tasks import images as image_sets
 
@@ -34,7 +32,7 @@ RIVALS: dict[Metric, str] = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class RfmNetworksSettings:
     """The network: two hidden ReLU layers without biases, the first from a hundredth of torch's initial weights, so that W^T W is
     what was learned (from torch's own, W^T W of images stays mostly what it was: a cosine of 0.12 with M); gradient descent on
     the mean squared error. The machine: a Laplace kernel with the median distance as its bandwidth, M = AGOP^(1/2) divided by its
@@ -52,21 +50,10 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1)
     metric: Metric = "machine"  # what is called M
     trained: bool = True  # what is called the network; else it before training
+    data: ClassVar = ("chain", "images")
 
 
-@dataclass(frozen=True)
-class Task:
-    settings: Settings
-    data: str
-    seed: int
-
-
-def tasks(s: Settings) -> list[Task]:
-    alone = replace(s, seeds=(), metric="machine", trained=True)
-    return [Task(alone, data, seed) for data in ("chain", "images") for seed in s.seeds]
-
-
-def network(s: Settings, widths: list[int], seed: int) -> nn.Sequential:
+def network(s: RfmNetworksSettings, widths: list[int], seed: int) -> nn.Sequential:
     model = mlp(widths, bias=False, seed=seed)
     with torch.no_grad():
         model[0].weight.mul_(s.first)  # type: ignore[operator]
@@ -79,7 +66,7 @@ def nfm(model: nn.Sequential) -> Array:
     return np.asarray((W.T @ W).numpy())
 
 
-def machine(s: Settings, x: Tensor, y: Tensor, shuffled: bool, seed: int) -> tuple[Array, RFMRegressor]:
+def machine(s: RfmNetworksSettings, x: Tensor, y: Tensor, shuffled: bool, seed: int) -> tuple[Array, RFMRegressor]:
     """The metric after the last iteration."""
     X, Y = x.double().numpy(), y.double().numpy()
     if shuffled:
@@ -91,7 +78,7 @@ def machine(s: Settings, x: Tensor, y: Tensor, shuffled: bool, seed: int) -> tup
     return model.feature_matrix_, model
 
 
-def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[RfmNetworksSettings], run: Writer) -> Mapping[str, ArrayLike]:
     s = t.settings
     if t.data == "chain":
         chain = chain_monomial(s.n_chain, 32, 5, seed=t.seed, standardise=True)
@@ -118,7 +105,7 @@ def work(t: Task, run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def rivals(x: Array) -> dict[str, Array]:
-    """What the inputs alone would give for M."""
+    """Rivals of M that depend on the inputs alone."""
     second = x.T @ x / len(x)
     values, vectors = np.linalg.eigh(second)
     return {"covariance": second, "centred": np.cov(x.T), "root": (vectors * values.clip(0) ** 0.5) @ vectors.T,
@@ -145,12 +132,12 @@ COMPARISONS = {"cosine": cosine, "pearson": pearson, "diagonal": diagonals}
 
 
 def value(r: Results, data: str, kind: str, metric: str) -> float:
-    """Of the network, or of it before training, with a metric; the mean over seeds."""
+    """Mean over seeds of the correlation of the network, trained or not, with a metric."""
     return float(r.where(data=data)[f"{kind}_{metric}_{'trained' if r.settings.trained else 'untrained'}"].mean())
 
 
 def missing(data: str, kind: str) -> Callable[[Results], float]:
-    """What is missing to 1, as a part of what is missing to the best rival."""
+    """Distance of the correlation from 1, over that of the best rival."""
     return lambda r: (1 - value(r, data, kind, r.settings.metric)) / (1 - max(value(r, data, kind, name) for name in RIVALS))
 
 
@@ -197,8 +184,10 @@ def claims(data: str, name: str, kinds: Mapping[str, str], missed: str = "") -> 
 
 EXPERIMENT = Experiment(
     name="rfm_networks", ref=Ref("rfm", "networks and RFM"), title="the first layer of a network and a feature machine agree",
-    smoke=Settings(), paper=Settings(images="mnist", n_images=4_000, steps=800, iterations=5, seeds=(0, 1, 2, 3, 4)),
-    tasks=tasks, work=work, data=("mnist_5k",), more_data=("mnist",), figures={"rfm_networks": draw},
+    smoke=RfmNetworksSettings(),
+    paper=RfmNetworksSettings(images="mnist", n_images=4_000, steps=800, iterations=5, seeds=(0, 1, 2, 3, 4)),
+    over=("data", "seed"), analysis=("metric", "trained"), work=work, data=("mnist_5k",), more_data=("mnist",),
+    figures={"rfm_networks": draw},
     start={"steps": 1, "epochs": 1, "iterations": 1, "n_images": 256}, reduced="2,000 in place of 4,000 images, 2 seeds",
     missing={"networks and RFM": "the paper's own data and networks; here the chain monomial and 4,000 images of MNIST"},
     tried="8,000 images, which were given up for their cost before a number was seen",

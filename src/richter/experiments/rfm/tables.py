@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata, wilcoxon
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results, Scale
-from richter.experiments.tabular import Settings, tasks, work
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Scale
+from richter.experiments.tabular import TabularSettings, method_on_table, work
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +36,7 @@ def ranks(r: Results, methods: tuple[str, ...], classify: bool | None = None) ->
 
 
 def lead(r: Results, method: str) -> float:
-    """By how much the mean rank of a method is better than that of the best of the others."""
+    """Mean rank of the best of the other methods, less that of this method."""
     rank = ranks(r, (method, *PEERS))
     return min(rank[m] for m in PEERS) - rank[method]
 
@@ -68,7 +67,7 @@ def gained(r: Results) -> float:
 
 
 def won(r: Results) -> float:
-    """Is RFM better than plain kernel ridge regression on this table? 1, 0, or 1/2 for a tie."""
+    """Return 1 if RFM is better than plain kernel ridge regression on this table, 1/2 for a tie, else 0."""
     return float(np.sign(gained(r)) + 1) / 2
 
 
@@ -166,7 +165,8 @@ TRIED = ("76 tables, three folds, up to 7,500 rows; xrfm was fitted to four fift
          "the best of the others by 0.56 of a rank, and p = 0.039 against LightGBM; with 0.4 s, ahead by 0.125, and p = 0.148")
 EXPERIMENT = Experiment(
     name="rfm_tables", ref=Ref("rfm", "tabular benchmark"), title="RFM and FACT-RFM on tables, against what people use",
-    smoke=Settings(sets=SMALL, budget=0.4), paper=Settings(), tasks=tasks, work=work, data=("keel", "regression"),
+    smoke=TabularSettings(sets=SMALL, budget=0.4), paper=TabularSettings(), over=method_on_table, work=work,
+    data=("keel", "regression"),
     figures={"rfm_tables": draw}, start={"sets": ("iris",), "methods": ("rfm",)}, missing={"tabular benchmark": DATA},
     tried=TRIED,
     reduced="the four smallest tables of each kind, of at least 150 rows, of the part that choices are made on; 0.4 s to search",

@@ -1,19 +1,76 @@
-"""Figure 5 of [signal]: what the largest eigenvectors of H_w have to do with a step, and in which layers they lie, before,
-during and after the time at which alignment rises."""
+"""Figure 5 of [signal]: how the largest eigenvectors of H_w relate to a step, and in which layers they lie, before, during
+and after the time at which alignment rises."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import nn
 
-from richter.core import Interval, Ref
-from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.signal.eigenvectors import SHOWN, Settings, tasks, work
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.signal.common import balanced, fit, he, images, profile
+from richter.instrument.probe import Probe
+from richter.measures.curvature import early_step, hessian
 from richter.report.drawing import COLOURS, band, caption, label, panels, points, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+SHOWN = (1, 7, 10)  # layers of the paper's panels
+
+
+@dataclass(frozen=True)
+class SignalFig5Settings:
+    """Ten layers, bias-free He networks on standardised images, SGD with momentum 0.9 and weight decay 1e-4, batches of 128."""
+
+    n: int = 2_000
+    width: int = 64
+    epochs: int = 15
+    lr: float = 0.005  # Table 1
+    vectors: int = 100  # of largest absolute eigenvalue
+    examples: int = 200  # of H_w
+    steps: tuple[float, ...] = (1e-6, 1e-4, 0.005)  # rates of single steps, with all examples
+    read: Literal["own", "first", "random"] = "own"  # the rivals: the network before training, random directions
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+
+
+def work(t: Task[SignalFig5Settings], run: Writer) -> Mapping[str, ArrayLike]:
+    s = t.settings
+    data = images("cifar10", s.n, t.seed)
+    model = he([data.x.shape[1], *[s.width] * 9, 10], t.seed)
+    probe, few = balanced(data.x, data.y, s.examples), balanced(data.x, data.y, 50)
+    states, heights = list[dict[str, torch.Tensor]](), list[float]()
+
+    def after(epoch: int) -> None:
+        states.append({k: v.clone() for k, v in model.state_dict().items()})
+        heights.append(profile(model, few, errors=False)[0].max())
+
+    fit(model, data, s.lr, s.epochs, run, seed=t.seed, after=after)
+    rise = int(np.diff(heights).argmax()) if s.epochs else 0
+    rows = [second_order(model, state, probe, s, t.seed) for state in (states[0], states[rise], states[-1])]
+    return {"heights": heights, "rise": rise, **{k: np.array([row[k] for row in rows]) for k in rows[0]}}
+
+
+def second_order(model: nn.Module, state: Mapping[str, torch.Tensor], probe: Probe, s: SignalFig5Settings,
+                 seed: int) -> dict[str, ArrayLike]:
+    """The largest eigenpairs of H_w, their energy in every layer, and how steps look in their span and in a random one."""
+    model.load_state_dict(state)
+    H = hessian(model, probe)
+    pairs = H.top(s.vectors, seed=seed)
+    energy = torch.stack(list(H.energy(pairs.vectors).values()))  # layer, vector
+    draw = torch.Generator().manual_seed(seed)
+    other = torch.linalg.qr(torch.randn(H.size, s.vectors, generator=draw, dtype=torch.float64))[0].T
+    steps = [early_step(model, probe, lr) for lr in s.steps]
+    return {"values": pairs.values.numpy(), "energy": energy.mean(1).numpy(), "each": energy[[k - 1 for k in SHOWN]].numpy(),
+            "projected": [e.projected(pairs.vectors) for e in steps], "random": [e.projected(other) for e in steps],
+            "flips": [e.flips / e.units for e in steps]}
+
 
 WHEN = ("before training", "while alignment rises most", "at the end")
 
@@ -64,7 +121,8 @@ NOT_L = ("standardised images give outputs of size 1 to 2 at once, so that |lamb
          "12 on 200 images; about 40, then 15 to 20 at smoke scale); how the paper scales its inputs is not said")
 EXPERIMENT = Experiment(
     name="signal_fig5", ref=Ref("signal", "Fig. 5"), title="eigenvectors of H_w, a step, and the layers",
-    smoke=Settings(n=500, epochs=6, vectors=20, examples=50, seeds=(0, 1)), paper=Settings(), tasks=tasks, work=work,
+    smoke=SignalFig5Settings(n=500, epochs=6, vectors=20, examples=50, seeds=(0, 1)), paper=SignalFig5Settings(), over=("seed",),
+    analysis=("read",), work=work,
     data=("cifar10",), figures={"signal_fig5": draw},
     start={"n": 100, "epochs": 1, "vectors": 4, "examples": 20, "seeds": (0,)},
     reduced="500 images, 6 epochs, the 20 largest eigenvectors on 50 images, two seeds",

@@ -14,14 +14,16 @@ and detours around checkpoints and compiled code; ``attributes``: what modules k
 """
 
 from richter.core.modules import unwrap
-from richter.instrument.capture.attributes import BACKUP_BYTES, same_bits, weight_bytes
+from richter.instrument.capture.attributes import BACKUP_BYTES, OF_TORCH, fingerprint, same_bits, weight_bytes
 from richter.instrument.capture.forward import (
     TOGETHER,
+    ByExample,
     Call,
     Direction,
     Pass,
     Product,
     batch_statistics,
+    by_vmap,
     forward,
     index_of,
     pushed_forward,
@@ -48,8 +50,8 @@ from richter.instrument.capture.state import (
     understood,
 )
 
-__all__ = ["BACKUP_BYTES", "TOGETHER", "Call", "Direction", "Inputs", "Output", "Own", "Pass", "Product", "Scale", "State",
-           "Wanted", "Weight", "batch_statistics", "check_finite", "copy_of", "count", "device_of", "differentiable_twice",
-           "forward", "index_of", "moved_in_last_place", "outputs_of", "pushed_forward", "pushed_twice", "quiet",
-           "running_norms", "same_bits", "select", "state_of", "to_device", "understood", "unkept", "unwrap", "weight_bytes",
-           "written"]
+__all__ = ["BACKUP_BYTES", "OF_TORCH", "TOGETHER", "ByExample", "Call", "Direction", "Inputs", "Output", "Own", "Pass",
+           "Product", "Scale", "State", "Wanted", "Weight", "batch_statistics", "by_vmap", "check_finite", "copy_of", "count",
+           "device_of", "differentiable_twice", "fingerprint", "forward", "index_of", "moved_in_last_place", "outputs_of",
+           "pushed_forward", "pushed_twice", "quiet", "running_norms", "same_bits", "select", "state_of", "to_device",
+           "understood", "unkept", "unwrap", "weight_bytes", "written"]

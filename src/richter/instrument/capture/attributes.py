@@ -1,19 +1,22 @@
-"""What modules keep beside their parameters and buffers, put back in place after a measurement.
+"""Save and restore what modules keep beside their parameters and buffers, so that a measurement changes nothing in the model.
 
-Everything is put back that can be reached from the attributes of modules and of their classes: containers of all kinds, however
-nested, tensors, arrays, random streams, caches and other objects, closures, default arguments, the place of iterators and of
-files. Objects stay the same ones; only what changed is written. During a measurement an iterator is replaced by another one at
-the same place; one that cannot be copied (a generator, an epoch of a DataLoader) by one that refuses.
+Everything that can be reached from the attributes of modules and of their classes is restored in place: nested containers,
+tensors, arrays, random generators, caches and other objects, closures, default arguments, and the positions of iterators and
+files. Every object keeps its identity, and only changed contents are written. During a measurement an iterator is replaced by a
+copy at the same position. An iterator that cannot be copied (a generator, an epoch of a DataLoader) is replaced by an object that
+raises.
 
-Not put back: global variables, what is written to disk or sent away, the inside of objects of compiled extensions, and what runs
-beside a model or around it (``LEFT_ALONE``: loggers, threads, queues of processes, optimisers, trainers). ``copy.deepcopy`` of
-the attributes does less: it does not copy closures, default arguments, classes and weak references, it cannot copy generators and
-tensors inside a graph, and a hook that refers to the original of a copied attribute would see other contents than its module.
+Global variables, files on disk, the inside of objects of compiled extensions, and what runs beside or around a model
+(``LEFT_ALONE``: loggers, threads, queues of processes, optimisers, trainers) are not restored.
 
-The cost is bounded. ``VISITS`` objects are looked into: those nearest to the modules first, those in long containers last.
-Numbers and strings do not count, and a container is one object however long it is: if a data set of a million pairs hangs on a
-model, the list of pairs is put back, but not what a forward pass changes inside a pair. Tensors and arrays are copied up to
-``BACKUP_BYTES``. A larger array is read-only during a measurement; a larger tensor that was written into is an error afterwards.
+``copy.deepcopy`` of the attributes is not enough, and can give wrong numbers: a forward pass that reads what a hook has just
+written would read the copy, while the hook writes into the original. ``deepcopy`` also shares closures, default arguments,
+classes and weak references with the original, fails for generators and tensors inside a graph, and copies data sets of any size.
+
+The cost is bounded. At most ``VISITS`` objects are looked into: objects near the modules first, items of long containers last.
+Numbers and strings do not count, and a container is one object of any length. If a list of a million pairs hangs on a model, the
+list is restored, but a change inside a pair is not. Tensors and arrays are copied up to ``BACKUP_BYTES``. A larger array is
+read-only during a measurement; a larger tensor that was written into is an error afterwards.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ import operator
 import random
 import types
 import warnings
+import zlib
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -53,8 +57,8 @@ def cached(function: Callable[[type], T]) -> Callable[[type], T]:
     return functools.lru_cache(4096)(function)
 
 
-class Budget:
-    """Bytes that may still be copied."""
+class CopyBudget:
+    """Number of bytes that may still be copied."""
 
     def __init__(self, left: int = BACKUP_BYTES) -> None:
         self.left = left
@@ -67,7 +71,7 @@ class Budget:
 
 
 class Original:
-    """A tensor as it is now. With a copy, every change is seen and put back; without, those that torch counts are seen."""
+    """State of a tensor. With a copy, every change is detected; without one, changes that torch counts are."""
 
     def __init__(self, tensor: Tensor, copied: bool) -> None:
         self.tensor, self.version = tensor, _version(tensor)
@@ -80,7 +84,7 @@ class Original:
         return moved or (self.copy is not None and not same_bits(self.tensor.detach(), self.copy))
 
     def restore(self) -> bool:
-        """Put it back; is it as it was, numbers, version, place in the graph and all?"""
+        """Restore the tensor. Return whether its numbers and its place in the graph are as before."""
         t = self.tensor
         with torch.inference_mode(t.is_inference()), torch.no_grad():
             if _place(t) != self.place:
@@ -97,7 +101,7 @@ class Original:
 
 
 def originals(tensors: Mapping[str, Tensor]) -> dict[str, Original]:
-    """Tensors as they are now, with copies if all together are small enough."""
+    """States of tensors, with copies if the total size is at most ``BACKUP_BYTES``."""
     copied = sum(map(size_of, tensors.values())) <= BACKUP_BYTES
     return {label: Original(t, copied) for label, t in tensors.items()}
 
@@ -107,7 +111,7 @@ def changed(tensors: Mapping[str, Original]) -> list[str]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Are they equal to the last bit? NaN equals the same NaN. Tensors that cannot be looked into count as equal."""
+    """Return whether all bits are equal. NaN equals the same NaN. Quantized, meta and mkldnn tensors count as equal."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.is_quantized or a.is_meta or a.is_mkldnn:
@@ -115,8 +119,18 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return all(p.shape == q.shape and torch.equal(_bits(p), _bits(q)) for p, q in zip(_parts(a), _parts(b), strict=True))
 
 
+def fingerprint(t: Tensor) -> int:
+    """Checksum of the bits of a tensor: another one if a number changes, whether torch counts the change or not."""
+    if t.is_quantized or t.is_meta or t.is_mkldnn or t.is_nested:
+        return 0
+    checksum = 0
+    for part in _parts(t.detach()):
+        checksum = zlib.crc32(_bits(part).cpu().contiguous().numpy().data, checksum)
+    return checksum
+
+
 def _parts(t: Tensor) -> list[Tensor]:
-    """The tensors in which its numbers lie."""
+    """Dense tensors that store the numbers."""
     if t.layout is torch.strided or t.is_mkldnn:
         return [t]
     t = t if t.layout is torch.sparse_coo else t.to_sparse_coo()
@@ -133,7 +147,7 @@ def _version(t: Tensor) -> int | None:
 
 
 def _place(t: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
-    """Where its numbers lie, and how."""
+    """Address, shape and strides of a dense tensor."""
     return (t.data_ptr(), t.shape, t.stride()) if t.layout is torch.strided and not t.is_meta else None
 
 
@@ -147,8 +161,8 @@ def weight_bytes(model: nn.Module) -> int:
 
 @contextlib.contextmanager
 def finished(finish: Callable[[], list[str]]) -> Iterator[None]:
-    """``finish`` puts things back, however the block ends. The sentences that it returns are an error, or notes of the error that
-    is on its way."""
+    """Call ``finish`` at the end of the block. The sentences it returns are raised as a CaptureError, or are added as notes to an
+    exception that ended the block."""
     try:
         yield
     except BaseException as error:
@@ -179,8 +193,8 @@ BOUND = (types.BuiltinMethodType, types.MethodWrapperType)  # itertools.count().
 ABSENT = object()
 
 
-class Kept(NamedTuple):
-    """What one object holds. ``restore`` puts it back, and returns a sentence if it cannot."""
+class KeptContents(NamedTuple):
+    """Contents of one object. ``restore`` puts them back, and returns a sentence if that is not possible."""
 
     restore: Callable[[], str | None] | None = None
     values: Collection[Any] = ()
@@ -189,18 +203,18 @@ class Kept(NamedTuple):
     lend: Callable[[], None] | None = None  # called before the first forward pass
 
 
-Keeper = Callable[..., Kept]  # of an object, and of the bytes that may still be copied
-NOTHING = Kept()
+Keeper = Callable[..., KeptContents]  # of an object, and of the bytes that may still be copied
+NOTHING = KeptContents()
 
 
 def same(a: Collection[Any], b: Collection[Any]) -> bool:
-    """Are these the same objects, in the same order?"""
+    """Return whether both hold the same objects in the same order."""
     return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 def contents(read: Callable[[Any], tuple[Any, Any]], write: Callable[..., Any], put: Callable[..., Any]) -> Keeper:
-    """A keeper of objects that refer to others. ``read`` gives their keys (or None) and values; ``write`` puts all back."""
-    def keep(thing: Any, _: Budget | None = None) -> Kept:
+    """Keeper of objects that refer to others. ``read`` returns keys (or None) and values; ``write`` restores them."""
+    def keep(thing: Any, _: CopyBudget | None = None) -> KeptContents:
         found = read(thing)
         keys, values = None if found[0] is None else list(found[0]), list(found[1])
 
@@ -209,29 +223,29 @@ def contents(read: Callable[[Any], tuple[Any, Any]], write: Callable[..., Any], 
             if not (same(values_now, values) and (keys is None or same(keys_now, keys))):
                 write(thing, keys, values)
 
-        return Kept(restore, values, keys, functools.partial(put, thing))
+        return KeptContents(restore, values, keys, functools.partial(put, thing))
     return keep
 
 
 def state(read: Callable[[Any], Any], write: Callable[[Any, Any], Any]) -> Keeper:
-    """A keeper of objects with a state that can be read and written."""
-    def keep(thing: Any, _: Budget | None = None) -> Kept:
+    """Keeper of objects whose whole state can be read and written."""
+    def keep(thing: Any, _: CopyBudget | None = None) -> KeptContents:
         before = read(thing)
 
         def restore() -> None:
             write(thing, before)
 
-        return Kept(restore)
+        return KeptContents(restore)
     return keep
 
 
 def parts(*names: str) -> Keeper:
-    """A keeper of objects that refer to the same others for ever."""
-    return lambda thing, _: Kept(values=[getattr(thing, name) for name in names])
+    """Keeper of objects whose references never change."""
+    return lambda thing, _: KeptContents(values=[getattr(thing, name) for name in names])
 
 
 def _base(box: dict[Any, Any]) -> Any:
-    """Its methods, past those that a subclass overrides."""
+    """Class whose methods are called, because a subclass may override them."""
     return OrderedDict if isinstance(box, OrderedDict) else dict
 
 
@@ -314,8 +328,8 @@ keep_factory = contents(lambda box: (["default_factory"], [box.default_factory])
                         lambda box, _, values: setattr(box, "default_factory", values[0]), setattr)
 
 
-def _keep_function(function: types.FunctionType, budget: Budget) -> Kept:
-    """What is kept in its closure, in the defaults of its arguments and in its attributes."""
+def _keep_function(function: types.FunctionType, budget: CopyBudget) -> KeptContents:
+    """Keep the closure, the default arguments and the attributes of a function."""
     cells = []
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # it is empty
@@ -330,13 +344,13 @@ def _keep_function(function: types.FunctionType, budget: Budget) -> Kept:
         if i < len(cells):
             cells[i][0].cell_contents = value
 
-    return Kept(restore, [*(value for _, value in cells), *constant], None, put) if cells or constant else NOTHING
+    return KeptContents(restore, [*(value for _, value in cells), *constant], None, put) if cells or constant else NOTHING
 
 
 # ---------------------------------------------------------------------------------------------------- numbers, streams
 
 
-def _keep_tensor(t: Tensor, budget: Budget) -> Kept:
+def _keep_tensor(t: Tensor, budget: CopyBudget) -> KeptContents:
     if t.is_meta or t.is_nested:  # there are no numbers, or none that can be reached
         return NOTHING
     original = Original(t, copied=budget.allows(size_of(t)))
@@ -351,17 +365,17 @@ def _keep_tensor(t: Tensor, budget: Budget) -> Kept:
                 f"be put back: it is part of an autograd graph, or too large for a copy to be kept. Keep it as a buffer, or put "
                 f"a new tensor in its place instead.")
 
-    return Kept(restore, [] if grad is None else [grad])
+    return KeptContents(restore, [] if grad is None else [grad])
 
 
-def _keep_array(a: np.ndarray, budget: Budget) -> Kept:  # type: ignore[type-arg]
+def _keep_array(a: np.ndarray, budget: CopyBudget) -> KeptContents:  # type: ignore[type-arg]
     if a.dtype.hasobject:
         objects = a.copy()
-        return Kept(lambda: np.copyto(a, objects), a.ravel().tolist())
+        return KeptContents(lambda: np.copyto(a, objects), a.ravel().tolist())
     if not a.flags.writeable:
         return NOTHING
     if not budget.allows(a.nbytes):  # no copy: a forward pass that writes into it fails before it has
-        return Kept(lambda: a.setflags(write=True), lend=lambda: a.setflags(write=False))
+        return KeptContents(lambda: a.setflags(write=True), lend=lambda: a.setflags(write=False))
     shape, plain = a.shape, a.view(np.ndarray)  # past what subclasses override
     before = plain.copy()
 
@@ -373,39 +387,32 @@ def _keep_array(a: np.ndarray, budget: Budget) -> Kept:  # type: ignore[type-arg
         if now.tobytes() != before.tobytes():
             np.copyto(now, before)
 
-    return Kept(restore)
+    return KeptContents(restore)
 
 
-def _keep_file(file: Any, budget: Budget) -> Kept:
-    """Where reading stands; and what is written, if the file is in memory. What goes to the disk has gone."""
+_keep_memory_file = state(lambda file: file.__getstate__(),  # __setstate__ fails while a view of the contents exists
+                          lambda file, before: file.__getstate__() == before or file.__setstate__(before))
+_keep_position = state(lambda file: file.tell(), lambda file, position: file.seek(position))
+
+
+def _keep_file(file: Any, budget: CopyBudget) -> KeptContents:
+    """Keep the position of reading, and the contents of a file in memory. Writes to disk cannot be undone."""
     if file.closed or not (file.readable() and file.seekable()):
         return NOTHING
-    try:
-        place = file.tell()
-    except OSError:  # a text file that is being iterated
-        return NOTHING
-    text = file.getvalue() if isinstance(file, (io.StringIO, io.BytesIO)) else None
-
-    def restore() -> None:
-        if text is not None and file.getvalue() != text:
-            file.seek(0)
-            file.truncate()
-            file.write(text)
-        file.seek(place)
-
-    return Kept(restore)
+    with contextlib.suppress(OSError):  # tell() of a text file that is being iterated
+        return _keep_memory_file(file, budget) if isinstance(file, (io.StringIO, io.BytesIO)) else _keep_position(file, budget)
+    return NOTHING
 
 
 KEEPERS: list[tuple[Any, Keeper]] = [
     (Tensor, _keep_tensor), (np.ndarray, _keep_array),
     (torch.Generator, state(torch.Generator.get_state, lambda g, now: torch.equal(g.get_state(), now) or g.set_state(now))),
-    (np.random.RandomState, state(np.random.RandomState.get_state, np.random.RandomState.set_state)),
-    (np.random.Generator, state(lambda g: g.bit_generator.state, lambda g, now: setattr(g.bit_generator, "state", now))),
-    (np.random.BitGenerator, state(lambda bits: bits.state, lambda bits, now: setattr(bits, "state", now))),
-    (random.SystemRandom, parts()), (random.Random, state(random.Random.getstate, random.Random.setstate)),
+    (np.random.Generator, parts("bit_generator")), (random.SystemRandom, parts()),
+    ((np.random.RandomState, np.random.BitGenerator, random.Random),
+     state(lambda g: g.__getstate__(), lambda g, before: g.__setstate__(before))),
     ((bytearray, array.array), state(lambda box: box[:], lambda box, now: box == now or box.__setitem__(slice(None), now))),
     (io.IOBase, _keep_file), (dict, keep_dict), (list, keep_list), (set, keep_set), (deque, keep_deque),
-    ((tuple, frozenset), lambda box, _: Kept(values=list(box))), (types.FunctionType, _keep_function),
+    ((tuple, frozenset), lambda box, _: KeptContents(values=list(box))), (types.FunctionType, _keep_function),
     (BOUND, parts("__self__")), (types.MethodType, parts("__self__", "__func__")), (property, parts("fget")),
     ((staticmethod, classmethod), parts("__func__")), (functools.partial, parts("func", "args", "keywords")),
 ]  # fmt: skip
@@ -415,7 +422,7 @@ WHOLE = (Tensor, torch.Generator, np.random.Generator, np.random.RandomState, np
 
 @cached
 def keepers(kind: type) -> tuple[Keeper, ...]:
-    """How objects of this type are kept; nothing: they do not change, or are left alone."""
+    """Keepers for objects of this type; empty if such objects do not change or are left alone."""
     if issubclass(kind, (type, types.ModuleType, types.CodeType, BaseException)) or steps(kind) \
             or f"{kind.__module__}.".startswith(LEFT_ALONE):
         return ()
@@ -427,15 +434,15 @@ def keepers(kind: type) -> tuple[Keeper, ...]:
 
 
 # ----------------------------------------------------------------------------------------------------------- iterators
-# An iterator can only be moved on, and the inside of a table cannot be reached: forward passes get a copy at the same place.
+# The position of an iterator and the inside of a table cannot be written. Forward passes get a copy instead.
 
 TABLES = "pandas.core.internals"  # what holds the numbers of a DataFrame or a Series
 
 
 @cached
 def steps(kind: type) -> bool:
-    """Is it an iterator whose place can only be moved on (itertools.count, iter(list), a generator, an epoch of a DataLoader), or
-    the numbers behind a table of pandas?"""
+    """Return whether objects of this type are replaced by a copy: iterators whose position can only advance (itertools.count,
+    iter(list), a generator, an epoch of a DataLoader) and the numbers behind a table of pandas."""
     if kind.__module__.startswith(TABLES):
         return True
     if issubclass(kind, io.IOBase) or not hasattr(kind, "__next__") or f"{kind.__module__}.".startswith(LEFT_ALONE):
@@ -444,7 +451,9 @@ def steps(kind: type) -> bool:
 
 
 def second(iterator: Any) -> tuple[Any, list[Any]]:
-    """(a copy of an iterator at the same place, which has copies of those inside it; what they go over, which is the same)."""
+    """Return a copy of an iterator, with copies of the iterators inside it, and the objects that both iterate over.
+
+    ``copy.deepcopy`` would copy these objects too, and ``copy.copy`` would share the iterators inside."""
     if type(iterator).__module__.startswith(TABLES):
         return iterator.copy(deep=True), []
     with warnings.catch_warnings():
@@ -471,7 +480,7 @@ def second(iterator: Any) -> tuple[Any, list[Any]]:
 
 
 class Refusing:
-    """Stands for something that a forward pass can only use up."""
+    """Replacement of an iterator that cannot be copied. Using it raises an error."""
 
     def __init__(self, iterator: Any) -> None:
         self._kind = type(iterator).__name__
@@ -494,20 +503,21 @@ class Refusing:
 
 OF_TORCH = set(vars(nn.Module())) - {"training"}  # parameters, buffers, modules, hooks: handled by their owners
 LONG = 1000  # items of a container; it comes after all shorter ones
-CONTAINERS: dict[Any, Keeper] = {dict: keep_dict, list: keep_list, set: keep_set, defaultdict: keep_dict, OrderedDict: keep_dict}
+CONTAINERS: dict[Any, Keeper] = {dict: keep_dict, list: keep_list, set: keep_set, deque: keep_deque, defaultdict: keep_dict,
+                                 OrderedDict: keep_dict}
 VISITS = 10_000  # objects: up to 0.2 seconds if all of them are tensors
 
 
 class Memory:
-    """What the modules of a model keep, as it is now."""
+    """Everything that can be reached from the attributes of a model's modules and of their classes."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.kept: list[Kept] = []
+        self.kept: list[KeptContents] = []
         self._empty: list[dict[Any, Any] | set[Any]] = []  # hooks and the like
         self._lent: list[tuple[Callable[[Any, Any], None], Any, Any]] = []  # (put, key, what stands in)
         self._doubles: dict[int, Any] = {}  # stand-ins of iterators
-        self._budget, self._visits = Budget(), 0
-        self._short, self._long = deque[Kept](), deque[Kept]()  # what is still to be looked into
+        self._budget, self._visits = CopyBudget(), 0
+        self._short, self._long = deque[KeptContents](), deque[KeptContents]()  # what is still to be looked into
         modules = list(model.modules())
         self._seen = {id(thing) for things in (modules, model.parameters(), model.buffers()) for thing in things}
         for module in modules:
@@ -519,7 +529,7 @@ class Memory:
             self._look_into((self._short or self._long).popleft())
 
     def lend(self) -> None:
-        """From now on forward passes may come."""
+        """Put copies of iterators in place. Call it before the first forward pass."""
         for put, key, double in self._lent:
             put(key, double)
         for kept in self.kept:
@@ -527,7 +537,7 @@ class Memory:
                 kept.lend()
 
     def restore(self) -> list[str]:
-        """Put back what has changed; sentences about what cannot be put back."""
+        """Restore everything that has changed. Return sentences about objects that cannot be restored."""
         sentences = []
         for box in self._empty:
             if box:
@@ -554,13 +564,13 @@ class Memory:
             elif isinstance(box, (dict, set)):
                 self._empty.append(box)
 
-    def _add(self, kept: Kept) -> None:
+    def _add(self, kept: KeptContents) -> None:
         if kept.restore is not None:
             self.kept.append(kept)
         if kept.values:
             (self._short if len(kept.values) <= LONG else self._long).append(kept)
 
-    def _look_into(self, holder: Kept) -> None:
+    def _look_into(self, holder: KeptContents) -> None:
         if not any(keepers(kind) or steps(kind) for kind in set(map(type, holder.values))):
             return  # often a container holds numbers alone, and then however many
         for key, value in zip(itertools.count() if holder.keys is None else holder.keys, holder.values, strict=False):
@@ -576,14 +586,14 @@ class Memory:
                 self._lent.append((holder.put, key, double))
 
     def _double(self, value: Any) -> Any:
-        """What forward passes are given instead: of an iterator, in a tuple too, and of its methods."""
+        """Object that forward passes get instead of an iterator, a tuple of iterators or a method of an iterator."""
         if steps(type(value)):
             if id(value) not in self._doubles:
                 try:
                     self._doubles[id(value)], inside = second(value)
                 except (TypeError, NotImplementedError):
                     self._doubles[id(value)], inside = Refusing(value), []
-                self._add(Kept(values=inside))
+                self._add(KeptContents(values=inside))
             return self._doubles[id(value)]
         if issubclass(type(value), tuple) and any(steps(type(part)) for part in value):
             return tuple.__new__(type(value), [self._double(part) for part in value])
@@ -594,26 +604,39 @@ class Memory:
 
 @contextlib.contextmanager
 def remembered(model: nn.Module) -> Iterator[None]:
-    """What the modules keep is afterwards as it was, whatever forward passes do with it in between."""
+    """Restore the attributes of all modules at the end of the block."""
     memory = Memory(model)
     with finished(memory.restore):
         memory.lend()
         yield
 
 
+def containers(values: Iterable[Any]) -> Collection[Any]:
+    """The containers among some values, those inside them, and so on, up to ``LONG`` items of one depth."""
+    found: dict[int, Any] = {}
+    level = list(values)
+    while level:
+        boxes = {id(box): box for box in level if type(box) in CONTAINERS and len(box) <= LONG and id(box) not in found}
+        found |= boxes
+        level = [item for box in boxes.values() for item in (box.values() if isinstance(box, dict) else box)]
+        if len(level) > LONG:
+            break
+    return found.values()
+
+
 class Attributes:
-    """The attributes of some modules as they are now, with the items of dicts, lists and sets in them, and which buffers there
-    are and which are None. The numbers in buffers belong to a State."""
+    """Attributes of all modules, with the items of containers in them, and the names of buffers, also of those that are None. A
+    State holds the numbers in buffers."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self._kept: list[Kept] = []
+        self._kept: list[KeptContents] = []
         self._buffers: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for module in model.modules():
             attributes = vars(module)
             self._kept.append(keep_dict(attributes))
-            self._kept += [CONTAINERS[type(box)](box) for key, box in attributes.items()
-                           if type(box) in CONTAINERS and key not in OF_TORCH and len(box) <= LONG]
+            own = (value for key, value in attributes.items() if key not in OF_TORCH)
+            self._kept += [CONTAINERS[type(box)](box) for box in containers(own)]
             if isinstance(module._buffers, dict):  # not those of a scripted module
                 self._buffers.append((module._buffers, dict(module._buffers)))
 
@@ -629,7 +652,7 @@ class Attributes:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the modules have these attributes; afterwards those that they had."""
+        """Give the modules these attributes inside the block, and their present ones afterwards."""
         after = Attributes(self.model)
         try:
             self.put_back()
@@ -640,8 +663,8 @@ class Attributes:
 
 @contextlib.contextmanager
 def attributes_kept(model: nn.Module) -> Iterator[None]:
-    """Around one forward pass: the attributes of modules are afterwards as they were. A model that caches a tensor computed from
-    its weights computes it again in the next pass, from the weights of that pass."""
+    """Restore the attributes of modules after one forward pass. A model that caches a tensor computed from its weights then
+    computes it again in the next pass, from the weights of that pass."""
     before = Attributes(model)
     try:
         yield

@@ -17,18 +17,20 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.function import BackwardCFunction, once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from richter.core import CaptureError, RichterError
 from richter.core.values import trim
 from richter.instrument.capture.attributes import attributes_kept
-from richter.instrument.capture.quiet import checkpoints_called, parametrised_once, seeded, single_examples_right
-from richter.instrument.capture.recompute import Again, Blocks, unkept
-from richter.instrument.capture.state import Inputs, Output, State, arguments, pick, state_of
+from richter.instrument.capture.quiet import Hooking, checkpoints_called, parametrised_once, seeded, single_examples_right
+from richter.instrument.capture.recompute import Again, Checkpoints, unkept
+from richter.instrument.capture.state import Inputs, Output, State, arguments, count, pick, state_of
 from richter.instrument.capture.uses import READERS, Reader, Scope, Use
 from richter.layers import TAKEN_APART, LinearMap, View
 from richter.layers.linear import rows_of
@@ -38,7 +40,7 @@ from richter.layers.linear import rows_of
 # linear maps wrote are wanted and none of weights, positions from which no output is reached are skipped.
 
 
-class Parameters:
+class ParametersWanted:
     """Are gradients of parameters wanted of the next backward pass?"""
 
     wanted = False
@@ -69,7 +71,7 @@ class Silent(torch.autograd.Function):
     """F.linear with a backward pass over the positions whose gradient is not zero; the others give zeros."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, parameters: ParametersWanted) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.parameters, ctx.biased = parameters, bias is not None
         return F.linear(x, weight, bias)
@@ -138,12 +140,12 @@ class Call:
         return read if self.map.kind == "diagonal" else self.map.inputs(self.module, read)
 
     def index(self) -> Tensor:
-        """Where each entry of the matrix stands in the flattened weight."""
+        """Position of each entry of the matrix in the flattened weight."""
         return index_of(self.map, self.module, self.weight.shape, self.weight.device)
 
 
 def index_of(view: LinearMap, module: nn.Module, shape: torch.Size, device: torch.device) -> Tensor:
-    """Where each entry of a map's matrix stands in a flattened weight of this shape, in the shape of the matrix."""
+    """Position of each entry of a map's matrix in a flattened weight of this shape, in the shape of the matrix."""
     return view.matrix(module, torch.arange(shape.numel(), device=device).view(shape))
 
 
@@ -161,10 +163,11 @@ class Pass:
     f: Tensor
     calls: list[Call]
     state: State
-    parameters: Parameters = field(default_factory=Parameters)  # some steps give gradients of parameters only where wanted
+    parameters: ParametersWanted = field(default_factory=ParametersWanted)  # some steps give their gradients only where wanted
     differentiates: bool = False  # the model itself does, inside its forward pass
     adds: set[int] = field(default_factory=set)  # ids of the weights to whose .grad the model's own backward passes have added
     called: Collection[nn.Module] = ()  # modules whose forward ran
+    heard: Mapping[str, list[Call]] = field(default_factory=dict)  # calls by map, for what they read; not differentiated
 
     @property
     def aliases(self) -> dict[str, Tensor]:
@@ -189,7 +192,7 @@ class Pass:
         return bool(self.adds)
 
     def _nodes(self) -> Iterator[Any]:
-        """Of the graph behind the outputs."""
+        """Nodes of the graph behind the outputs."""
         seen, todo = set(), [self.f.grad_fn]
         while todo:
             node = todo.pop()
@@ -248,7 +251,8 @@ def _dense(d: Tensor) -> Tensor:
 def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None = None,
             expand: Mapping[str, int] | None = None, silent: Collection[str] | None = None, record: bool = True,
             seed: int = 0, splits: Mapping[str, Mapping[str, Tensor]] | None = None,
-            products: list[Product] | None = None, plain: bool = False, anew: Collection[str] = ()) -> Pass:
+            products: list[Product] | None = None, plain: bool = False, anew: Collection[str] = (),
+            norms: Sequence[nn.Module] = ()) -> Pass:
     """Run the model on ``x`` with the weights of ``state`` and remember every call of every linear map.
 
     ``expand`` names maps whose output is shared by all examples (a position embedding) and the number of examples:
@@ -257,15 +261,17 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     output is reached are skipped. ``seed``: what the model draws (dropout in train mode) is the same in every pass with it.
     ``splits``: modules that are several maps, and which outputs belong to each. ``products``: a list that gets the products of
     tensors with each other. ``plain``: attention without fused kernels, which can be differentiated but once and not forward.
-    ``anew``: modules whose insides are not kept for backward passes but computed again. Call it inside ``quiet``.
+    ``anew``: modules whose insides are not kept for backward passes but computed again. ``norms``: norms that use the statistics
+    of these examples. Call it inside ``quiet``.
     """
     recorder = Recorder(model, state, expand or {}, silent, splits or {}, products, plain) if record else None
     args, kwargs = arguments(model, x)
     versions = [p._version for _, p in state.shared]
-    with seeded(model, seed):
+    with seeded(model, seed), batch_statistics(norms):
         with (attributes_kept(model), state.in_place(fresh=True), recorder or contextlib.nullcontext(), checkpoints_called(),
               single_examples_right(), parametrised_once(state.parametrised),
-              Blocks(state, anew, recorder.begun if recorder else None) if anew else contextlib.nullcontext()):
+              Checkpoints(state, anew, recorder.begun if recorder else None) if anew else contextlib.nullcontext(),
+              _noted(model, x)):
             returned = model(*args, **kwargs)
         _check_unwritten(state, versions)
         f = pick(returned, output)
@@ -281,6 +287,48 @@ def forward(model: nn.Module, x: Inputs, state: State, *, output: Output | None 
     run = Pass(f, [], state)
     return run if recorder is None else replace(
         run, calls=calls, parameters=recorder.parameters, differentiates=recorder.differentiates, called=recorder.scope.called)
+
+
+class ByExample(NamedTuple):
+    """Derivatives that torch.func.vmap computes for each example."""
+
+    J: dict[str, Tensor]  # d <V_v, f(x_n)> / d weight, "v n p"
+    h: list[Tensor]  # what each call read, "n b s ..."
+    g: list[Tensor]  # d <V_v, f(x_n)> / dz of each call, "v n b s ..."
+
+
+def by_vmap(network: Any, x: Inputs, V: Float[Tensor, "v n k"], names: Sequence[str] = (),
+            calls: Sequence[Call] = ()) -> ByExample:
+    """Derivatives of single examples in these weights of ``network.state``, and in what these calls of one example wrote, by
+    torch.func.vmap over the examples. Whatever a model raises under vmap is passed on. Call it inside ``quiet``."""
+    model, state, splits = network.model, network.state, network.survey.splits
+    places = {name: [(box, attribute) for box, attribute, weight in state.places if weight is state[name]] for name in names}
+    leaves, spec = tree_flatten(x)
+    axes = [0 if isinstance(leaf, Tensor) else None for leaf in leaves]
+    variables = [*(state[name].detach() for name in names), *(c.weight.new_zeros(c.shape) for c in calls)]
+
+    def derivatives(V_n: Tensor, *parts: Any) -> tuple[list[Tensor], list[Tensor]]:
+        def outputs(*variables: Tensor) -> tuple[Tensor, list[Tensor]]:
+            example = tree_unflatten([part[None] if isinstance(part, Tensor) else part for part in parts], spec)
+            args, kwargs = arguments(model, example)
+            shifts = Shifted(model, state, splits, calls, variables[len(names):]) if calls else None
+            with (attributes_kept(model), state.in_place(fresh=True), parametrised_once(state.parametrised),
+                  shifts or contextlib.nullcontext()):
+                for name, weight in zip(names, variables[:len(names)], strict=True):
+                    for box, attribute in places[name]:
+                        box[attribute] = weight
+                f = pick(model(*args, **kwargs), network.output).reshape(-1)
+            return f, [] if shifts is None else shifts.reads()
+
+        f, pull, reads = torch.func.vjp(outputs, *variables, has_aux=True)  # type: ignore[misc]
+        pulled = [pull(v.to(f.dtype)) for v in V_n]
+        written = [[c.map.outputs(c.module, d) for c, d in zip(calls, all_d[len(names):], strict=True)] for all_d in pulled]
+        return reads, [*(torch.stack([all_d[j].reshape(-1) for all_d in pulled]) for j in range(len(names))),
+                       *(torch.stack(g) for g in zip(*written, strict=True))]
+
+    with torch.no_grad(), checkpoints_called():
+        reads, pulled = torch.func.vmap(derivatives, in_dims=(1, *axes), out_dims=(0, 1))(V, *leaves)
+    return ByExample(dict(zip(names, pulled, strict=False)), reads, pulled[len(names):])
 
 
 def _check_unwritten(state: State, versions: Sequence[int]) -> None:
@@ -299,18 +347,24 @@ def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[st
         before = {name: t._version for name, t in state.items()}
         forward(model, x, state, output=output, record=False)
         return {name for name, t in state.items() if t._version != before[name]}
+    return unkept(rehearsed)
+
+
+@contextlib.contextmanager
+def _noted(model: nn.Module, x: Inputs) -> Iterator[None]:
+    """An error that the model raises says how it was called."""
     try:
-        return unkept(rehearsed)
+        yield
     except Exception as why:
         if not isinstance(why, RichterError):
             mode = "train" if model.training else "eval"
-            why.add_note(f"The model raised this when Richter called it on the first examples of the probe in {mode} mode, as "
-                         f"model(x), model(*x) for a tuple or model(**x) for a dict. Make this call work after model.{mode}(); "
+            why.add_note(f"The model raised this when Richter called it on {count(x)} examples in {mode} mode, as model(x), "
+                         f"model(*x) for a tuple or model(**x) for a dict. Make this call work after model.{mode}(); "
                          f"mode='train' measures a model in train mode.")
         raise
 
 
-class Recorder(TorchFunctionMode):
+class Recorder(TorchFunctionMode, Hooking):
     """While it is entered, every call of every linear map of ``model`` is remembered, in the order in which they happen."""
 
     def __init__(self, model: nn.Module, state: State, expand: Mapping[str, int], silent: Collection[str] | None,
@@ -321,7 +375,7 @@ class Recorder(TorchFunctionMode):
             module = self.scope.modules[name]
             m = self.scope.views[module][1][""]
             self.scope.views[module] = (name, {part: rows_of(m, rows) for part, rows in parts.items()})
-        self.parameters, self.expand, self.state = Parameters(), expand, state
+        self.parameters, self.expand, self.state = ParametersWanted(), expand, state
         self.calls: list[Call] = []
         self.differentiates = False  # does the model itself differentiate?
         self._hooks = contextlib.ExitStack()
@@ -349,17 +403,13 @@ class Recorder(TorchFunctionMode):
         with self._hooks:
             super().__exit__(*exc)
 
-    def __deepcopy__(self, memo: Any) -> Recorder:
-        """A module that a model copies in its forward pass takes the hooks along: they are not copied with all that they hold."""
-        return self
-
     def begun(self) -> Again:
         """A block begins; the function that is returned gives what stands around it when it is run again."""
         return partial(self._again, list(self.scope.path))
 
     @contextlib.contextmanager
     def _again(self, path: list[nn.Module]) -> Iterator[None]:
-        """As the first time, but calls are not remembered again."""
+        """Run a block again as the first time, without remembering its calls."""
         before = self.scope.path, self.scope.copies, self._thread, self._repeats
         self.scope.path, self.scope.copies, self._repeats = list(path), dict(self.scope.copies), True
         try:
@@ -376,7 +426,7 @@ class Recorder(TorchFunctionMode):
     def _end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Any) -> Any:
         if self._thread != threading.get_ident():
             return None
-        if not isinstance(z, Tensor) or _transformed():
+        if not isinstance(z, Tensor) or self.transformed():
             self.scope.path.pop()
             return None
         with torch._C.DisableTorchFunction():
@@ -398,14 +448,22 @@ class Recorder(TorchFunctionMode):
             z = z.clone()  # an in-place change of a view would cut the graph at the edge kept below
         for suffix, m in view.items():
             weight = getattr(module, m.weight, None)
-            if weight is None or not z.requires_grad:  # a norm without affine part
+            if weight is None or not self.differentiable(z):  # a norm without affine part
                 continue
             read = m.inputs(module, x).clone() if m.kind == "diagonal" else x
-            self._add(Use(f"{name}.{suffix}" if suffix and name else name or suffix, m, module, weight, read), z, given)
+            z = self.add(Use(f"{name}.{suffix}" if suffix and name else name or suffix, m, module, weight, read), z, given)
         return z
 
+    def transformed(self) -> bool:
+        """Is code running inside a transform of torch.func (vmap, grad, jvp)? Its tensors have no place in the graph of the
+        pass."""
+        return torch._C._functorch.peek_interpreter_stack() is not None
+
+    def differentiable(self, z: Tensor) -> bool:
+        return z.requires_grad
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _transformed():
+        if self.transformed():
             self.differentiates = True  # or maps over an axis
             return func(*args, **(kwargs or {}))
         return self.handled(func, args, kwargs or {})
@@ -441,7 +499,7 @@ class Recorder(TorchFunctionMode):
     def read(self, reader: Reader, func: Any, args: Any, kwargs: Any) -> Any:
         """A function that may use a parameter."""
         z = self.called(func, args, kwargs)
-        if isinstance(z, Tensor) and z.requires_grad:
+        if isinstance(z, Tensor) and self.differentiable(z):
             for use in reader(self.scope, args, kwargs, z):
                 z = self._used(use, z)
         return z
@@ -465,7 +523,7 @@ class Recorder(TorchFunctionMode):
     def projected(self, which: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """One projection of nn.MultiheadAttention, in layers/attention.py."""
         z = F.linear(x, weight, bias)
-        return self._used(self.scope.projection(which, x, weight), z) if z.requires_grad else z
+        return self._used(self.scope.projection(which, x, weight), z) if self.differentiable(z) else z
 
     def owner(self, attribute: str, weight: Tensor) -> tuple[nn.Module, str] | None:
         """(module, name of its map) of a weight that the running module keeps as ``attribute``; of another's parameter, the
@@ -484,7 +542,7 @@ class Recorder(TorchFunctionMode):
         owner = self.owner(f"weight_{which}", weight)
         assert owner is not None
         for gate, m in gates.items():
-            self._add(Use(f"{owner[1]}.{gate}" if gate else owner[1], m, owner[0], weight, read.detach()), z)
+            self.add(Use(f"{owner[1]}.{gate}" if gate else owner[1], m, owner[0], weight, read.detach()), z)
 
     def _used(self, use: Use, z: Tensor) -> Tensor:
         """A use has returned ``z``; what the model goes on with has the same numbers."""
@@ -493,19 +551,53 @@ class Recorder(TorchFunctionMode):
         if n is not None:
             z, use = _with_examples(z, n), use._replace(read=_with_examples(use.read, n, lookup=True))
         if use.order is None:
-            z = z.clone() if z._is_view() else z
-            self._add(use, z)
-            return z
+            return self.add(use, z.clone() if z._is_view() else z)
         lengths = [z.shape[i] for i in use.order]
         written = z.permute(use.order).reshape(use.shape)
-        written = written.clone() if written._is_view() else written
-        self._add(use, written)
+        written = self.add(use, written.clone() if written._is_view() else written)
         return written.reshape(lengths).permute([use.order.index(i) for i in range(z.dim())])
 
-    def _add(self, use: Use, z: Tensor, given: bool = False) -> None:
+    def add(self, use: Use, z: Tensor, given: bool = False) -> Tensor:
+        """Remember a use, which has written ``z``; the model goes on with what is returned."""
         if not self._repeats:
             self.calls.append(Call(use.name, use.map, use.module, use.weight, use.read, get_gradient_edge(z), z.shape,
                                    use.read._version, given))
+        return z
+
+
+class Shifted(Recorder):
+    """A recorder that works inside torch.func: it adds ``shifts``, which are zero, to what these calls write, so that derivatives
+    in them are the backward signals g; and it keeps what the calls read."""
+
+    def __init__(self, model: nn.Module, state: State, splits: Mapping[str, Mapping[str, Tensor]], calls: Sequence[Call],
+                 shifts: Sequence[Tensor]) -> None:
+        super().__init__(model, state, {}, None, splits, None, False)
+        self.order = [c.name for c in calls]
+        self.shifts, self.seen = list(shifts), list[Tensor]()
+
+    def transformed(self) -> bool:
+        return False
+
+    def differentiable(self, z: Tensor) -> bool:
+        return True
+
+    def gated(self, which: str, gates: View, read: Tensor, weight: Tensor, z: Tensor) -> None:
+        raise CaptureError("a recurrent layer writes into its own memory, which cannot be shifted")
+
+    def add(self, use: Use, z: Tensor, given: bool = False) -> Tensor:
+        if use.name not in self.order:
+            return z
+        if len(self.seen) == len(self.order) or self.order[len(self.seen)] != use.name:
+            raise CaptureError("maps are called in another order than in a pass of one example")
+        shift = self.shifts[len(self.seen)]
+        self.seen.append(use.read.detach() if use.map.kind == "diagonal" else use.map.inputs(use.module, use.read.detach()))
+        return z + shift.to(z.dtype)
+
+    def reads(self) -> list[Tensor]:
+        """Return what all calls read."""
+        if len(self.seen) < len(self.order):
+            raise CaptureError("maps are called less often than in a pass of one example")
+        return self.seen
 
 
 Handler = Callable[[Recorder, Any, Any, Any], Any]  # of a call: the function, and its arguments by position and by keyword
@@ -528,11 +620,6 @@ HANDLERS: dict[Any, Handler] = {  # function of torch -> what is done when the m
     F.scaled_dot_product_attention: Recorder.attended, F.linear: Recorder.linear,
     **dict.fromkeys((F.gelu, F.silu, F.mish, F.softplus, F.logsigmoid), Recorder.curved),  # derivatives cost more than a product
     **dict.fromkeys((torch.autograd.grad, torch.autograd.backward, Tensor.backward), Recorder.derived)}
-
-
-def _transformed() -> bool:
-    """Is code running inside a transform of torch.func (vmap, grad, jvp)? Its tensors have no place in the graph of the pass."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _with_examples(t: Tensor, n: int, lookup: bool = False) -> Tensor:
@@ -576,7 +663,7 @@ def pushed_forward(forward: Forward, state: State, v: Direction) -> tuple[Pass, 
 
 
 def pushed_twice(forward: Forward, state: State, v: Direction) -> tuple[Pass, Tensor]:
-    """The same by two backward passes: J^T u is linear in u, and its derivative in u is J."""
+    """Compute the same by two backward passes: J^T u is linear in u, and its derivative in u is J."""
     run = forward(state)
     names = list({id(state[name]): name for name in v}.values())
     u = torch.zeros_like(run.f, requires_grad=True)

@@ -276,6 +276,13 @@ def _computing_once(module: nn.Module, usual: type[nn.Module]) -> type[nn.Module
 
 # --------------------------------------------------------------------------------------------------------------- quiet
 
+class Hooking:
+    """Hooks modules. If the model copies a module in its forward pass, the copy has the same hooks, which are not copied."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
 _BORROWED = threading.RLock()  # by the one thread that may change the state of torch's streams
 # of the measurement that is running: its seed, and the streams of the devices of its model
 _DRAWN: contextvars.ContextVar[tuple[int, Sequence[torch.Generator]]] = contextvars.ContextVar("richter_drawn", default=(0, ()))

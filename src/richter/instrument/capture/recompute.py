@@ -1,11 +1,10 @@
-"""What a forward pass keeps for its backward passes; and blocks whose insides are computed anew for each of these instead, where
-there is no room for them (checkpoints).
+"""Memory that a forward pass keeps for its backward passes, and gradient checkpointing: blocks that are recomputed for each of
+these instead, where there is no room for them (checkpoints).
 
 A block is run again inside a backward pass with the weights, draws and hooks of its first run; what it keeps is held until
 another block is wanted. ``torch.utils.checkpoint`` would hold what a backward pass did not ask for (gradients of weights are
 rarely wanted here) until the graph is let go, once for every backward pass, and would not see that a block keeps other numbers
-the second time. It runs to its end: what it, or hooks of the user's inside it, put back at its end must be put back.
-"""
+the second time. It runs to its end: what it, or hooks of the user's inside it, put back at its end must be put back."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from richter.core import CaptureError
 from richter.instrument.capture.attributes import Attributes
-from richter.instrument.capture.quiet import borrowed, checkpoints_called, compiled_eagerly, streams
+from richter.instrument.capture.quiet import Hooking, borrowed, checkpoints_called, compiled_eagerly, streams
 from richter.instrument.capture.state import State
 
 # ------------------------------------------------------------------------------------------------------------ likeness
@@ -152,7 +151,7 @@ class Room:
         self._of = -1
         self._kept: list[Tensor] = []
 
-    def kept(self, block: Block) -> list[Tensor]:
+    def kept(self, block: CheckpointBlock) -> list[Tensor]:
         with self._lock:
             if self._of != block.number:
                 self._of, self._kept = -1, []
@@ -162,7 +161,7 @@ class Room:
 
 
 @dataclass
-class Block:
+class CheckpointBlock:
     """One call of a module, with everything that is needed to run it again."""
 
     number: int  # in the pass
@@ -248,14 +247,14 @@ def _never(_: Any) -> Tensor:
     raise CaptureError("a block differentiates inside its forward pass, and not the first time it ran. Allow more memory=.")
 
 
-class Blocks:
+class Checkpoints(Hooking):
     """Around a forward pass: what modules of these names compute is not kept but computed again. ``recorded()`` is called when
     a block begins, and gives what stands around the block when it runs again."""
 
     def __init__(self, state: State, names: Collection[str], recorded: Callable[[], Again] | None) -> None:
         self.state, self.names, self.recorded = state, names, recorded or (lambda: contextlib.nullcontext)
         self._room, self._number, self._around = Room(), 0, contextlib.ExitStack()
-        self._open: list[tuple[nn.Module, Block | None]] = []  # those that are running
+        self._open: list[tuple[nn.Module, CheckpointBlock | None]] = []  # those that are running
         self._stay = {p.untyped_storage().data_ptr() for _, p in state.shared}
 
     def __enter__(self) -> None:
@@ -276,7 +275,7 @@ class Blocks:
         block = None
         if not inside and not functional and torch.is_grad_enabled():
             self._number += 1
-            block = Block(self._number, name, module, args, kwargs, self.state, self._room, self.recorded(), self._stay)
+            block = CheckpointBlock(self._number, name, module, args, kwargs, self.state, self._room, self.recorded(), self._stay)
         self._open.append((module, block))
 
     def _end(self, module: nn.Module, *_: Any) -> None:
@@ -294,7 +293,7 @@ class Blocks:
 
 @contextlib.contextmanager
 def without_caches(model: nn.Module) -> Iterator[None]:
-    """What transformers keep for generating more text (keys and values, which blocks add to) is not asked for."""
+    """Do not let transformers return a cache of keys and values, to which blocks would add."""
     named: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     configs = {id(config): config for config in named if getattr(config, "use_cache", False) is True}
     try:
@@ -310,7 +309,7 @@ def without_caches(model: nn.Module) -> Iterator[None]:
 
 
 def unkept(work: Callable[[], T]) -> T:
-    """What ``work`` returns, in which forward passes keep nothing and nothing goes backward. A model that differentiates inside
+    """Return ``work()``, in which forward passes keep nothing and nothing goes backward. A model that differentiates inside
     its forward pass, or uses torch.func, needs what they keep: for it the work is done once more."""
     working = True
 
@@ -357,7 +356,7 @@ class ModuleCall:
         self.versions = [(ref, version) for ref, version, _ in given]
 
 
-class Scale:
+class Scale(Hooking):
     """While it is entered, what a forward pass keeps is weighed, by storage and without the weights; and let go (``hold=False``),
     so that there are no backward passes through it."""
 
@@ -417,7 +416,7 @@ class Scale:
         return t
 
     def _placed(self, tensors: Iterable[Tensor]) -> Iterator[Place]:
-        """Where these lie, without the weights."""
+        """Memory addresses of these tensors, without the weights."""
         for t in tensors:
             if t.layout is not torch.strided:  # sparse: has no one storage
                 self._sizes[id(t)] = 2 * t._nnz() * t.element_size()

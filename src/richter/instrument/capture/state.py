@@ -1,4 +1,4 @@
-"""What goes into a forward pass and comes out of it: weights as aliases, so that the model's own are never touched; examples,
+"""Inputs and outputs of a forward pass: weights as aliases, so that the model's own are never touched; examples,
 which are counted, chosen, moved, copied and passed on; and the one tensor that counts as the output."""
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class State(dict[str, Tensor]):
             self.precision = max(self.dtypes, key=lambda d: torch.finfo(d).eps)
 
     def exchanged(self, others: Mapping[int, Tensor]) -> State:
-        """The same weights but for some, which are given by the id of the one whose place they take."""
+        """Return the same weights but for some, given by the id of the weight that they replace."""
         result = State(self.model, {name: others.get(id(weight), weight) for name, weight in self.items()}, like=self)
         result.volatile = {id(others[key]) if key in others else key for key in self.volatile}
         return result
@@ -81,7 +81,7 @@ class State(dict[str, Tensor]):
                 box[attribute] = value
 
     def accumulated(self) -> dict[int, Tensor]:
-        """What was added to ``.grad`` of the weights, by their id; it is taken from them."""
+        """Remove and return what was added to ``.grad`` of the weights, by their id."""
         sums: dict[int, Tensor] = {}
         for weight in self.values():
             if weight.requires_grad and weight.is_leaf and weight.grad is not None:
@@ -90,10 +90,11 @@ class State(dict[str, Tensor]):
         return sums
 
 
-def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None, copied: Collection[str] | None = None) -> State:
+def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None, copied: Collection[str] | None = None,
+             like: State | None = None) -> State:
     """Aliases of all parameters (the same memory, no hooks, all requiring a gradient) and copies of all buffers; values from
     ``initial`` where it is given. Parameters in ``copied`` (None: all of them) are copied too, because the forward pass writes
-    into them."""
+    into them. ``like``: other weights of this model."""
     state: dict[str, Tensor] = {}
     aliases: dict[int, Tensor] = {}  # one for each parameter, under however many names
     for name, p in model.named_parameters(remove_duplicate=False):
@@ -106,7 +107,7 @@ def state_of(model: nn.Module, initial: Mapping[str, Tensor] | None = None, copi
     for name, b in model.named_buffers(remove_duplicate=False):
         value = initial[name].to(b.device) if initial is not None and name in initial else b
         state[name] = value.detach().clone()
-    result = State(model, state)
+    result = State(model, state, like)
     result.volatile = {id(state[name]) for name, _ in model.named_buffers(remove_duplicate=False) if copied and name in copied}
     return result
 
@@ -144,7 +145,7 @@ def moved_in_last_place(state: State, names: Collection[str], seed: int = 2) -> 
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the first parameter is; the CPU if there is none."""
+    """Device of the first parameter; the CPU if there is none."""
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
@@ -224,7 +225,7 @@ def pick(returned: Any, output: Output | None = None) -> Tensor:
 
 
 def outputs_of(model: nn.Module, x: Inputs, output: Output | None = None) -> Tensor:
-    """What counts as the output of some examples, without a graph. Call it inside ``quiet``."""
+    """Outputs of some examples, without a graph. Call it inside ``quiet``."""
     args, kwargs = arguments(model, x)
     with torch.no_grad():
         return pick(model(*args, **kwargs), output)

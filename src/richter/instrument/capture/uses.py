@@ -29,7 +29,7 @@ Axes = tuple[Axis, ...]
 
 
 class Key(NamedTuple):
-    """Which entries of a parameter a map's matrix [groups, d_out, d_in] holds, and how it reads. Two maps of one parameter with
+    """Entries of a parameter that a map's matrix [groups, d_out, d_in] holds, and how it reads. Two maps of one parameter with
     the same key are the same map."""
 
     kind: Kind
@@ -53,7 +53,7 @@ def merged(axes: Sequence[Axis]) -> Axes:
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterPart:
     """A view of a parameter, or a multiple of one: the whole, a slice, a transpose, a reshape."""
 
     parameter: Tensor
@@ -84,7 +84,7 @@ class Part:
         return ",".join(texts)
 
     def _index(self, offset: int) -> list[int]:
-        """Which entry of the parameter stands at this offset."""
+        """Index of the entry of the parameter at this offset."""
         lengths, strides = self.parameter.shape, self.parameter.stride()
         index = [0] * len(lengths)
         for i in sorted(range(len(lengths)), key=lambda i: -strides[i]):
@@ -178,7 +178,7 @@ Parse = Callable[..., Contraction | None]  # of the arguments of a function; Non
 
 
 def _matmul(p: int, q: int) -> tuple[Labels, Labels, Labels] | None:
-    """Of operands with p and q axes: the leading ones are matched from behind."""
+    """Labels of operands with p and q axes: the leading ones are matched from behind."""
     if not p or not q:
         return None
     batch = tuple(range(max(p, q, 2) - 2))
@@ -210,7 +210,7 @@ def _tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Contraction | None:
 
 
 def _einsum(equation: str, *operands: Any) -> Contraction | None:
-    """Of two operands, with or without an arrow and an ellipsis; not with axes given as lists."""
+    """Parse an einsum of two operands, with or without an arrow and an ellipsis; not with axes given as lists."""
     if not isinstance(equation, str):
         return None
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
@@ -294,7 +294,7 @@ class Scope:
         self.path = [nn.Module()]  # the modules whose forward is running, the innermost last; the first stands for none
         self.called: set[nn.Module] = set()
         self._maps: dict[str, dict[str, Key | None]] = {}  # parameter -> its maps by their names, in the order of their first use
-        self.copies: dict[int, tuple[Tensor, int, Part]] = {}  # id of a copy of a part -> it, its version, the part
+        self.copies: dict[int, tuple[Tensor, int, ParameterPart]] = {}  # id of a copy of a part -> it, its version, the part
         self.duals = {id(w._base): w for w in state.values() if w._base is not None and w.shape == w._base.shape
                       and w.stride() == w._base.stride()}  # in forward mode a view of a weight has the weight without its tangent
 
@@ -333,10 +333,10 @@ class Scope:
             return None
         first = part.offset // module.weight.stride(0)
         rows = torch.arange(first, first + len(z), device=z.device)
-        table = Part(part.parameter, tuple(zip(module.weight.shape, module.weight.stride(), strict=True)), 0)
+        table = ParameterPart(part.parameter, tuple(zip(module.weight.shape, module.weight.stride(), strict=True)), 0)
         return next(self._lookup(table, rows), None)
 
-    def _part(self, w: Any) -> Part | None:
+    def _part(self, w: Any) -> ParameterPart | None:
         """The part of a parameter that ``w`` is; None if it is none, or of the weight of the module whose own forward is running
         (which speaks for itself)."""
         if not isinstance(w, Tensor) or not w.requires_grad or w.layout is not torch.strided:
@@ -349,7 +349,7 @@ class Scope:
         if p is None or id(p) not in self.names or p.dtype != w.dtype \
                 or any(getattr(running, m.weight, None) is p for m in self.view(running).values()):
             return None
-        return Part(p, tuple(zip(w.shape, w.stride(), strict=True)), int(w.storage_offset() - p.storage_offset()))
+        return ParameterPart(p, tuple(zip(w.shape, w.stride(), strict=True)), int(w.storage_offset() - p.storage_offset()))
 
     def copied(self, args: Any, kwargs: Any, z: Tensor) -> tuple[()]:
         """A copy of a part stands for the part, until it is written into; not one that rounds: its gradients are rounded too."""
@@ -376,7 +376,7 @@ class Scope:
                 self.copies[id(z)] = (z, z._version, replace(part, scale=part.scale / value if over else part.scale * value))
         return ()
 
-    def _multiplied(self, part: Part, in_w: Labels, x: Tensor, in_x: Labels, out: Labels, z: Tensor) -> Iterator[Use]:
+    def _multiplied(self, part: ParameterPart, in_w: Labels, x: Tensor, in_x: Labels, out: Labels, z: Tensor) -> Iterator[Use]:
         """A product with a part. Its axes are groups where both what it is multiplied with and the result have them, d_in and
         d_out where one of the two has; those that it has not are positions."""
         if any(len(set(labels)) < len(labels) for labels in (in_w, in_x, out)) or x.is_sparse or not x.is_floating_point():
@@ -429,7 +429,7 @@ class Scope:
         if given.get("dim") == 0:
             yield from self.indexed(given["input"], given.get("index"), z)
 
-    def _lookup(self, part: Part, rows: Tensor) -> Iterator[Use]:
+    def _lookup(self, part: ParameterPart, rows: Tensor) -> Iterator[Use]:
         if len(part.axes) == 2 and part.scale == 1:
             yield from self._use(part, "lookup", [[], [part.axes[1]], [part.axes[0]]], rows)
 
@@ -466,7 +466,7 @@ class Scope:
             todo += befores
         return not todo
 
-    def _use(self, part: Part, kind: Any, roles: list[list[Any]], read: Tensor, order: tuple[int, ...] | None = None,
+    def _use(self, part: ParameterPart, kind: Any, roles: list[list[Any]], read: Tensor, order: tuple[int, ...] | None = None,
              shape: tuple[int, ...] = ()) -> Iterator[Use]:
         groups, d_out, d_in = (tuple(role) for role in roles)
         key = Key(kind, part.offset, *map(merged, (groups, d_out, d_in)))
@@ -485,7 +485,7 @@ class Scope:
         return self.modules[owner], attribute
 
     def nearest(self, parameter: Tensor) -> str:
-        """Of the names of a parameter the first inside the innermost running module that has it; else the first."""
+        """Return the first name of a parameter inside the innermost running module that has it; else its first name."""
         names = self.names[id(parameter)]
         for module in reversed(self.path if len(names) > 1 else ()):
             inside = f"{self.named.get(module, '')}."
@@ -494,7 +494,7 @@ class Scope:
                     return name
         return names[0]
 
-    def _name(self, part: Part, key: Key) -> str | None:
+    def _name(self, part: ParameterPart, key: Key) -> str | None:
         """``block.proj`` for a raw parameter, ``block.proj.2`` and ``block.proj.0:4`` for parts of it; a weight that is called
         "weight" goes by its module. Where one parameter is several maps, its module's own or the first in forward has this name;
         the transpose has ``.T`` behind it, the same matrix that reads in another way its kind, any other ``.use2`` and so on."""
@@ -541,7 +541,7 @@ READERS: dict[Any, Reader] = {  # what a call of a function does with parameters
 }
 
 
-def _part_of_copy(w: Tensor, copy: Tensor, part: Part) -> Part | None:
+def _part_of_copy(w: Tensor, copy: Tensor, part: ParameterPart) -> ParameterPart | None:
     """A view of a copy that lies in memory as the part does."""
     if tuple(zip(copy.shape, copy.stride(), strict=True)) != part.axes:
         return None

@@ -1,5 +1,6 @@
-"""What measures are made of, each computed once: statistics of weights, moments over examples, gradients, kernels over pairs of
-examples, and functions of these. A statistic of your own is a class with ``begin``: see frame.py and docs/extending.md."""
+"""Statistics, from which measures are made, each computed once: statistics of weights, moments over examples, gradients, kernels
+over pairs of examples, and functions of these. A statistic of your own is a class with ``begin``: see frame.py and
+docs/extending.md."""
 
 from richter.instrument.statistics.feature_matrices import (
     AGOP,
@@ -23,9 +24,18 @@ from richter.instrument.statistics.feature_matrices import (
     egop,
     feature_matrix,
 )
-from richter.instrument.statistics.features import CLASSES, FEATURES, SAMPLE, Classes, Features, OfLayer, Rows, Sample
+from richter.instrument.statistics.features import (
+    CLASSES,
+    FEATURES,
+    SAMPLE,
+    Classes,
+    FeatureMoments,
+    Features,
+    OfLayer,
+    SampleRows,
+)
 from richter.instrument.statistics.frame import GROUPS, Derived, Gathering, Missing, Reading, Simple, Statistic, Wants, leaves
-from richter.instrument.statistics.kernels import LABELS, TANGENT_KERNEL, Gram, Labels
+from richter.instrument.statistics.kernels import LABELS, TANGENT_KERNEL, Gram, KernelTargets
 from richter.instrument.statistics.moments import PTK_CHANGE, PTK_COVARIANCE, Moment, Sketched
 from richter.instrument.statistics.movement import (
     FEATURE_CHANGE,
@@ -53,13 +63,83 @@ from richter.instrument.statistics.per_output import (
 from richter.instrument.statistics.sketches import CENTRED_KERNEL
 from richter.instrument.statistics.variants import HeldOut, Initial, Previous
 
-__all__ = ["AGOP", "CENTRED_AGOP", "CENTRED_KERNEL", "CENTRED_NFM", "CENTRED_PAIR", "CHANGE", "CLASSES", "CROSS_OUTPUT",
-           "DOUBLE_CENTRED_PAIR", "FEATURES", "FEATURE_CHANGE", "FUNCTION_CHANGE", "GROUPS", "INITIAL_WEIGHT", "LABELS",
-           "LINEARISATION", "MATRIX", "NFM", "NFM_AND_AGOP", "OUTPUTS", "OWN_CHANGE", "OWN_KERNELS", "OWN_WEIGHT",
-           "PTK_CENTRED_PAIR", "PTK_CHANGE", "PTK_COVARIANCE", "SAME_OUTPUT", "SAMPLE", "SINCE_INITIAL", "SINCE_PREVIOUS",
-           "SPREAD", "STEP", "TANGENT_KERNEL", "WEIGHT", "WEIGHT_DECAY", "WEIGHT_GRADIENT", "Answers", "Classes",
-           "CrossOutput", "Derived", "Evolved", "Factor", "FeatureChange", "FeatureMatrix", "Features", "FunctionChange",
-           "Gap", "Gathering", "Gradient", "Gram", "HeldOut", "Initial", "Labels", "Linearisation", "Missing", "Moment",
-           "Moved", "OfLayer", "OfProbe", "OfWeight", "Operator", "Outputs", "Pair", "Previous", "Products", "Reading", "Rows",
-           "Sample", "Simple", "Sketched", "Spread", "Statistic", "Trace", "Turned", "Wants", "egop",
-           "feature_matrix", "leaves"]
+__all__ = [
+    "AGOP",
+    "CENTRED_AGOP",
+    "CENTRED_KERNEL",
+    "CENTRED_NFM",
+    "CENTRED_PAIR",
+    "CHANGE",
+    "CLASSES",
+    "CROSS_OUTPUT",
+    "DOUBLE_CENTRED_PAIR",
+    "FEATURES",
+    "FEATURE_CHANGE",
+    "FUNCTION_CHANGE",
+    "GROUPS",
+    "INITIAL_WEIGHT",
+    "LABELS",
+    "LINEARISATION",
+    "MATRIX",
+    "NFM",
+    "NFM_AND_AGOP",
+    "OUTPUTS",
+    "OWN_CHANGE",
+    "OWN_KERNELS",
+    "OWN_WEIGHT",
+    "PTK_CENTRED_PAIR",
+    "PTK_CHANGE",
+    "PTK_COVARIANCE",
+    "SAME_OUTPUT",
+    "SAMPLE",
+    "SINCE_INITIAL",
+    "SINCE_PREVIOUS",
+    "SPREAD",
+    "STEP",
+    "TANGENT_KERNEL",
+    "WEIGHT",
+    "WEIGHT_DECAY",
+    "WEIGHT_GRADIENT",
+    "Answers",
+    "Classes",
+    "CrossOutput",
+    "Derived",
+    "Evolved",
+    "Factor",
+    "FeatureChange",
+    "FeatureMatrix",
+    "FeatureMoments",
+    "Features",
+    "FunctionChange",
+    "Gap",
+    "Gathering",
+    "Gradient",
+    "Gram",
+    "HeldOut",
+    "Initial",
+    "KernelTargets",
+    "Linearisation",
+    "Missing",
+    "Moment",
+    "Moved",
+    "OfLayer",
+    "OfProbe",
+    "OfWeight",
+    "Operator",
+    "Outputs",
+    "Pair",
+    "Previous",
+    "Products",
+    "Reading",
+    "SampleRows",
+    "Simple",
+    "Sketched",
+    "Spread",
+    "Statistic",
+    "Trace",
+    "Turned",
+    "Wants",
+    "egop",
+    "feature_matrix",
+    "leaves",
+]

@@ -166,7 +166,7 @@ class Projected:
     def __init__(self, bases: Bases, through: Through, name: str, now: float, change: float) -> None:
         self.bases, self.through, self.name, self.weights, self.shape = bases, through, name, (now, change), through.shape
 
-    @property
+    @cached_property
     def gram(self) -> Float[Tensor, "r r"]:
         """The moment that stands for the identity."""
         return self.bases.gram(self.name)
@@ -174,18 +174,23 @@ class Projected:
     def like(self, K: Tensor) -> Tensor:
         return K.to(self.gram)
 
-    def formed(self, K: Float[Tensor, "r r"] | None) -> Float[Tensor, "d_in d_in"]:
-        """V^T K V."""
-        return self.through.block(self.gram if K is None else K, *self.weights)
+    def formed(self, sums: Sequence[Float[Tensor, "r r"]]) -> Float[Tensor, "g d"]:
+        """V^T K V of each K, flattened, in the precision of the matrices."""
+        return self.through.blocks(sums, *self.weights).flatten(1).to(self.gram)
+
+    @cached_property
+    def identity(self) -> Float[Tensor, " d"]:
+        """V^T V, flattened."""
+        return self.formed([self.gram])[0]
 
     def matrix(self, K: Tensor | None, halves: tuple[Tensor, Tensor] | None = None) -> FeatureMatrix:
         return Formed(self, K, halves)
 
     def without_each(self, parts: Parts) -> Sizes | None:
         """<F, G> and |F| |G| with each group left out, from the inner products of the groups' own matrices."""
-        F, halved = self.formed(None).flatten(), parts[0][0] is not parts[0][1]
-        first = torch.stack([self.formed(A.to(F)).flatten() for A, _, _ in parts])
-        second = torch.stack([self.formed(B.to(F)).flatten() for _, B, _ in parts]) if halved else first
+        F, halved = self.identity, parts[0][0] is not parts[0][1]
+        first = self.formed([A for A, _, _ in parts])
+        second = self.formed([B for _, B, _ in parts]) if halved else first
         inner = ((first + second) @ F / 2 if halved else first @ F).cpu()
         squares, norm = (first @ second.T).cpu(), F.norm().item()
         number, left = sum(n for _, _, n in parts), 1 - torch.eye(len(parts), dtype=squares.dtype)
@@ -194,9 +199,9 @@ class Projected:
 
     def with_each_moved(self, parts: Parts) -> Sizes:
         """<F, G> and |F| |G| with a share of half the difference of both halves added in one group."""
-        F = self.formed(None).flatten()
-        A, B = (self.formed(total([part[half] for part in parts]).to(F)).flatten() for half in (0, 1))  # type: ignore[misc]
-        steps = torch.stack([self.formed((a - b).to(F) / 2).flatten() for a, b, _ in parts])
+        F = self.identity
+        A, B = self.formed([total([part[half] for part in parts]) for half in (0, 1)])  # type: ignore[misc]
+        steps = self.formed([(a - b) / 2 for a, b, _ in parts])
         return _moved(parts, F.norm().item(), ((A + B) @ F / 2).item(), (A @ B).item(), steps @ F, steps @ (A + B))
 
 
@@ -244,17 +249,20 @@ class _OfWeight(Simple):
     def __init__(self, statistic: OfWeight, subject: Subject) -> None:
         super().__init__()
         self.statistic, self.subject = statistic, subject
+        self.bases = None if statistic.weights is None else bases_of(subject)
 
     def value(self, place: str, without: Group | None = None) -> Any:
-        statistic, subject = self.statistic, self.subject
+        statistic, subject, bases = self.statistic, self.subject, self.bases
         if place not in subject.maps:
             raise Missing(APART)
-        if statistic.initial and place not in subject.W0:
+        through = None if bases is None else bases[place]
+        W, W0 = subject.pair(place, TILE if statistic.weights or statistic.lying else None) if through is None else (
+            through.W, through.W0)
+        if statistic.initial and W0 is None:
             raise Missing(NO_INITIAL)
-        if statistic.weights is not None and (through := bases_of(subject)[place]) is not None:
-            return Projected(bases_of(subject), through, place, *statistic.weights)
-        lying = (statistic.weights or statistic.lying) and subject.survey.maps[place].entries > TILE
-        return statistic.compute(*(subject.plain(place) if lying else subject.pair(place)))
+        if bases is not None and through is not None and statistic.weights is not None:
+            return Projected(bases, through, place, *statistic.weights)
+        return statistic.compute(W, W0)
 
 
 MATRIX = OfWeight("matrix", lambda W, W0: W)
@@ -304,16 +312,28 @@ class FeatureMatrix:
             return (left * (N if B is None else N @ B)).sum().item()
         return self.factor.square if A is None and B is None else (self.KM * other.KM.T).sum().item()
 
+    def beside(self, other: FeatureMatrix) -> tuple[float, float]:
+        """<A, B> and |A| |B|."""
+        inner, size = self._inner(other), math.sqrt(self._square) * math.sqrt(other._square)
+        finite(abs(inner) + size)
+        return inner, size
+
     def cosine(self, other: FeatureMatrix) -> float:
         """<A, B> / (|A| |B|); NaN if one is zero.  [nfa, Eq. NFC]"""
-        size = self.norm * other.norm
-        return self.inner(other) / size if size else math.nan
+        inner, size = self.beside(other)
+        return inner / size if size else math.nan
+
+    @property
+    def norm(self) -> float:
+        """|A|."""
+        return math.sqrt(finite(self._square))
 
     @cached_property
-    def norm(self) -> float:
-        """|A|; of a sketch without the noise's share, which squaring would leave in."""
+    def _square(self) -> float:
+        """|A|^2; of a sketch without the noise's share, which squaring would leave in."""
         first, second = (self, self) if self.halves is None else (replace(self, K=K, halves=None) for K in self.halves)
-        return max(first.inner(second), 0.0) ** 0.5
+        square = first._inner(second)
+        return square if math.isnan(square) else max(square, 0.0)
 
     @property
     def isotropic(self) -> bool:
@@ -340,7 +360,8 @@ class Formed(FeatureMatrix):
 
     @cached_property
     def matrix(self) -> Float[Tensor, "d_in d_in"]:
-        return self.factor.formed(self.K)
+        flat = self.factor.identity if self.K is None else self.factor.formed([self.K])[0]
+        return flat.view(self.factor.shape[1], -1)
 
     def dense(self) -> Float[Tensor, "d_in d_in"]:
         return self.matrix
@@ -395,7 +416,7 @@ class Pair:
 
     def __init__(self, factor: Factor | Projected, K: Any, sizes: tuple[float, float] | None = None) -> None:
         self._factor, self._K = factor, K if sizes else lambda: K
-        self.inner, self.size = sizes or (self.F.inner(self.G), finite(self.F.norm * self.G.norm))
+        self.inner, self.size = sizes or self.F.beside(self.G)
 
     @cached_property
     def F(self) -> FeatureMatrix:

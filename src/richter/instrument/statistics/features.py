@@ -106,7 +106,7 @@ NOT_FINITE = "it reads NaN or Inf, of which no average can be made"
 NO_CLASSES = "the targets are no classes (one number of each example the same, the others 0), and only classes collapse"
 
 
-class Part(NamedTuple):
+class FeatureRows(NamedTuple):
     """Some rows of one map, beside the outputs and targets."""
 
     Phi: Float[Tensor, "m p"]
@@ -158,13 +158,13 @@ class Layers:
 
     @property
     def whole(self) -> Bool[Tensor, "n t k"]:
-        """Which outputs count."""
+        """Outputs that count."""
         shape, counted = (self.subject.probe.n, self.tokens, self.C), self.subject.counted
         return torch.ones(1, dtype=torch.bool).expand(shape) if counted is None else counted.reshape(shape).cpu()
 
     @cached_property
     def counted(self) -> Bool[Tensor, "n t"]:
-        """Which examples, or tokens of them, have a label and are not masked."""
+        """Examples, or tokens of them, that have a label and are not masked."""
         return self.whole.all(2)
 
     @property
@@ -218,8 +218,8 @@ class Layers:
             raise Missing(subject.refused[place], Mark.REFUSED)
         return place
 
-    def parts(self, reading: Reading) -> Iterator[tuple[str, Part]]:
-        """What each map reads of these examples, in float64; maps that they do not reach are left out."""
+    def parts(self, reading: Reading) -> Iterator[tuple[str, FeatureRows]]:
+        """Inputs that each map reads of these examples, in float64; maps that they do not reach are left out."""
         subject, keep = self.subject, self.counted[reading.rows].flatten()
         assert reading.Y is not None
         group = torch.tensor(reading.examples).repeat_interleave(self.tokens)[keep] % subject.groups
@@ -228,11 +228,11 @@ class Layers:
             h = reading.read(name)
             if h is not None and h.shape[1] == self.tokens:
                 Phi = h.detach().reshape(len(keep), -1)[keep.to(h.device)].to(subject.home, torch.float64)
-                yield name, Part(Phi, F, Y, group)
+                yield name, FeatureRows(Phi, F, Y, group)
 
 
 class _OfLayers(Gathering):
-    """What is gathered of the rows of each map."""
+    """Sums gathered over the rows of each map."""
 
     def __init__(self, layers: Layers) -> None:
         self.layers, self.groups, self.remark = layers, {"examples": layers.subject.groups}, settling(layers.subject)
@@ -244,7 +244,7 @@ class _OfLayers(Gathering):
                 self.broken.add(name)
             self.put(name, part, reading.rows.start)
 
-    def put(self, name: str, part: Part, start: int) -> None:
+    def put(self, name: str, part: FeatureRows, start: int) -> None:
         raise NotImplementedError
 
     def name(self, place: str) -> str:
@@ -348,7 +348,7 @@ class ClassMeans(_OfLayers):
         self.counts: dict[str, Tensor] = {}  # "(group class)"
         self.about: dict[str, list[Classes | None]] = {}  # of all rows, then without each group: the second pass
 
-    def put(self, name: str, part: Part, start: int) -> None:
+    def put(self, name: str, part: FeatureRows, start: int) -> None:
         ids, group = part.Y.argmax(1), part.group.to(part.Y.device)
         if self.about:
             guesses = part.F.argmax(1)
@@ -438,7 +438,7 @@ class Scatter:
                        self.about + other.about + torch.outer(step, step) * (self.n * other.n / n))
 
     def __sub__(self, part: Scatter) -> Scatter:
-        """Of the other rows; to be used where what is left is no small share."""
+        """Subtract the other rows; accurate where what is left is no small share."""
         n, step = self.n - part.n, part.mean - self.mean
         about = torch.addr(self.about - part.about, step, step, alpha=-part.n * self.n / n)
         return Scatter(n, self.mean - step * (part.n / n), about)
@@ -459,7 +459,7 @@ def _whole(parts: Sequence[Scatter]) -> Scatter:
 
 
 def scatter_without_each(parts: Sequence[Scatter]) -> list[Scatter]:
-    """Of all rows but those of each part, of which there are two at least: from all of them by one subtraction; added up anew
+    """Scatter of all rows but those of each part, of at least two parts: from all of them by one subtraction; added up anew
     where so little is left that it would cost digits."""
     whole = _whole(parts)
     least = REMAINING * whole.about.trace()
@@ -468,15 +468,15 @@ def scatter_without_each(parts: Sequence[Scatter]) -> list[Scatter]:
 
 
 # ------------------------------------------------------------------------------------------------------------- samples
-# What is known of the features, targets and outputs of some examples: Sample, their means and products; and the statistic that
-# gathers it, SAMPLE. Where there are fewer examples than features the rows themselves are kept (Rows), which are smaller.
+# Features, targets and outputs of some examples: FeatureMoments are their means and products; and the statistic that
+# gathers it, SAMPLE. Where there are fewer examples than features the rows themselves are kept (SampleRows), which are smaller.
 
 ROWS = 4096  # that are multiplied at a time
 DIGITS = 32  # what differs by less than so many roundings of its own numbers is the same
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class FeatureMoments:
     """Means and products of features Phi [n, p], targets Y [n, C] and outputs F [n, C], side by side. Brackets <a|b> are means
     over the examples."""
 
@@ -539,12 +539,12 @@ class Sample:
 
     Phi = None  # rows are not kept
 
-    def sample(self, basis: Tensor | None = None) -> Sample:
+    def sample(self, basis: Tensor | None = None) -> FeatureMoments:
         return self
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class SampleRows:
     """A sample as rows: features, targets and outputs side by side."""
 
     Z: Float[Tensor, "n d"]
@@ -556,14 +556,15 @@ class Rows:
     def Phi(self) -> Float[Tensor, "n p"]:
         return self.Z[:, :self.p]
 
-    def sample(self, basis: Float[Tensor, "p r"] | None = None) -> Sample:
+    def sample(self, basis: Float[Tensor, "p r"] | None = None) -> FeatureMoments:
         """``basis``: orthonormal columns in which the features are written."""
         Z = self.Z if basis is None else torch.cat([self.Phi @ basis, self.Z[:, self.p:]], 1)
         p = self.p if basis is None else basis.shape[1]
-        return Sample(_whole([Scatter.of(part) for part in Z.split(ROWS)]), p, self.one_hot, self.rounding, basis)
+        return FeatureMoments(_whole([Scatter.of(part) for part in Z.split(ROWS)]), p, self.one_hot, self.rounding, basis)
 
 
-def paired(fit: Rows | Sample, aside: Rows | Sample | None = None) -> tuple[Sample, Sample]:
+def paired(fit: SampleRows | FeatureMoments,
+           aside: SampleRows | FeatureMoments | None = None) -> tuple[FeatureMoments, FeatureMoments]:
     """A sample on which features are fitted and the one on which they are evaluated, the same if there is no other. Features are
     written in a basis of what all examples span, where these are fewer than the features: nothing is lost, and less to do."""
     given = [fit] if aside is None else [fit, aside]
@@ -575,7 +576,7 @@ def paired(fit: Rows | Sample, aside: Rows | Sample | None = None) -> tuple[Samp
 
 
 @dataclass
-class Sums:
+class FeatureSums:
     """The scatter of rows that come a few at a time: they wait until they are as many as columns, because adding up two scatters
     costs as much as some rows."""
 
@@ -593,7 +594,7 @@ class Sums:
             part, self.waiting = Scatter.of(torch.cat(self.waiting)), []
         self.settled = part if self.settled is None else self.settled + part
 
-    def merge(self, other: Sums) -> None:
+    def merge(self, other: FeatureSums) -> None:
         if other.settled is not None:
             self._settle(other.settled)
         for Z in other.waiting:
@@ -608,14 +609,14 @@ class Sums:
 
 
 class Samples(_OfLayers):
-    """A Sample of what a map reads, beside targets and outputs, or its Rows where they are few."""
+    """Moments of what a map reads, beside targets and outputs, or its rows where they are few."""
 
     def __init__(self, layers: Layers) -> None:
         super().__init__(layers)
         self.rows: dict[str, dict[int, tuple[Tensor, Tensor]]] = {}  # by map and first example: rows, groups
-        self.sums: dict[str, dict[int, Sums]] = {}  # by map and group
+        self.sums: dict[str, dict[int, FeatureSums]] = {}  # by map and group
 
-    def put(self, name: str, part: Part, start: int) -> None:
+    def put(self, name: str, part: FeatureRows, start: int) -> None:
         Z = torch.cat([part.Phi, part.Y, part.F], 1)
         if self._few(name):
             self.rows.setdefault(name, {})[start] = (Z, part.group)
@@ -623,7 +624,7 @@ class Samples(_OfLayers):
         for g in range(self.groups["examples"]):
             rows = Z[(part.group == g).to(Z.device)]
             if len(rows):
-                self.sums.setdefault(name, {}).setdefault(g, Sums()).add(rows)
+                self.sums.setdefault(name, {}).setdefault(g, FeatureSums()).add(rows)
 
     def _few(self, name: str) -> bool:
         return len(self.layers.targets) < self.layers.width(name)
@@ -634,26 +635,26 @@ class Samples(_OfLayers):
             self.rows.setdefault(name, {}).update(rows)
         for name, sums in other.sums.items():
             for g, part in sums.items():
-                self.sums.setdefault(name, {}).setdefault(g, Sums()).merge(part)
+                self.sums.setdefault(name, {}).setdefault(g, FeatureSums()).merge(part)
 
-    def value(self, place: str, without: Group | None = None) -> Rows | Sample:
+    def value(self, place: str, without: Group | None = None) -> SampleRows | FeatureMoments:
         name, left = self.name(place), None if without is None else without[1]
         if self._few(name):
             parts = [part for _, part in sorted(self.rows.get(name, {}).items())]
             Z, group = (torch.cat(t) for t in zip(*parts, strict=True)) if parts else (torch.zeros(0, 0), torch.zeros(0))
             self.check(len(Z))
-            return Rows(Z if left is None else Z[(group != left).to(Z.device)], *self._common(name))
+            return SampleRows(Z if left is None else Z[(group != left).to(Z.device)], *self._common(name))
         sums = self.sums.get(name, {})
         self.check(sum(s.total.n for s in sums.values()))
-        return Sample(_whole([s.total for g, s in sorted(sums.items()) if g != left]), *self._common(name))
+        return FeatureMoments(_whole([s.total for g, s in sorted(sums.items()) if g != left]), *self._common(name))
 
-    def leaving(self, place: str, kind: str) -> Sequence[Rows | Sample]:
+    def leaving(self, place: str, kind: str) -> Sequence[SampleRows | FeatureMoments]:
         """Samples without each group, by subtraction."""
         name = self.layers.named(place)
         sums = self.sums.get(name, {})
         if len(sums) < max(2, self.groups[kind]) or name in self.broken:
             return super().leaving(place, kind)
-        return [Sample(s, *self._common(name)) for s in scatter_without_each([s.total for _, s in sorted(sums.items())])]
+        return [FeatureMoments(s, *self._common(name)) for s in scatter_without_each([s.total for _, s in sorted(sums.items())])]
 
     def _common(self, name: str) -> tuple[int, bool, float]:
         return self.layers.width(name), self.layers.one_hot, torch.finfo(self.layers.subject.network.dtype).eps

@@ -23,7 +23,7 @@ from richter import linalg
 from richter.core import Mark, Remark, SelectionError
 from richter.instrument.cotangents import MOST, Cotangents, RandomOutputs, Use
 from richter.instrument.statistics.frame import WITHIN, Derived, Gathering, OfKernels, Place, Statistic, Wants, finite
-from richter.instrument.statistics.kernels import LABELS, TANGENT_KERNEL, Estimate, Estimates, Labels, Tangents, flat, left
+from richter.instrument.statistics.kernels import LABELS, TANGENT_KERNEL, Estimate, Estimates, KernelTargets, Tangents, flat, left
 from richter.instrument.statistics.operators import Operator
 from richter.instrument.subject import Subject
 
@@ -79,7 +79,7 @@ def factor_times(p: Float[Tensor, "... c"], z: Tensor) -> Tensor:
 
 
 def probabilities(f: Float[Tensor, "n k"], classes: int) -> Float[Tensor, "n t c"]:
-    """Of every token or example, in float64."""
+    """Probabilities of the classes for every token or example, in float64."""
     return f.detach().double().reshape(len(f), -1, classes).softmax(-1)
 
 
@@ -150,8 +150,8 @@ class SampledRoot(Cotangents):
 
 @dataclass(frozen=True)
 class FisherKernel:
-    """Of H^1/2 K_l H^1/2 and the labels: ``norm`` and largest eigenvalue ``top``, ``quadratic`` y~^T H^1/2 K_l H^1/2 y~ and
-    ``energy`` |y~|^2 of the labels minus their mean over all examples and outputs."""
+    """Sums over H^1/2 K_l H^1/2 and the labels: ``norm`` and largest eigenvalue ``top``, ``quadratic`` y~^T H^1/2 K_l H^1/2 y~
+    and ``energy`` |y~|^2 of the labels minus their mean over all examples and outputs."""
 
     norm: float
     top: float
@@ -160,7 +160,7 @@ class FisherKernel:
     leading: linalg.Leading | None = None  # from whose vectors the values with groups left out are made
 
 
-def fisher_kernel(K: Float[Tensor, "n v n v"], labels: Labels) -> FisherKernel:
+def fisher_kernel(K: Float[Tensor, "n v n v"], labels: KernelTargets) -> FisherKernel:
     K, y, _ = flat(K, labels)
     assert y is not None
     y = y - y.mean()
@@ -168,8 +168,9 @@ def fisher_kernel(K: Float[Tensor, "n v n v"], labels: Labels) -> FisherKernel:
     return FisherKernel(size, leading.value if size else 0.0, (y @ (K @ y)).item(), (y @ y).item(), leading)
 
 
-def fisher_kernel_leaving(whole: FisherKernel, K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> list[FisherKernel]:
-    """The same with each group of examples left out, from sums over blocks of the whole."""
+def fisher_kernel_leaving(whole: FisherKernel, K: Float[Tensor, "n v n v"], labels: KernelTargets,
+                          groups: int) -> list[FisherKernel]:
+    """Compute the sums with each group of examples left out, from sums over blocks of the whole."""
     K, y, example = flat(K, labels)
     assert y is not None
     inside = torch.nn.functional.one_hot(example % groups, groups).to(K)
@@ -250,8 +251,8 @@ def _energy(Y: Float[Tensor, "n k"], counted: Tensor | None) -> float:
 
 
 def _estimate(K: Float[Tensor, "v n v n"], everything: tuple[Tensor, float], *fewer: tuple[Tensor, float]) -> Estimate:
-    """Of the whole, and with each draw or group of examples left out: sets of examples, and what is left of the labels there. To
-    centre these anew changes nothing, because the metric takes a constant to zero."""
+    """Estimate from all draws, and with each draw or group of examples left out: sets of examples, and what is left of the labels
+    there. To centre these anew changes nothing, because the metric takes a constant to zero."""
     m = len(K) - 1
     every = torch.arange(m)
 

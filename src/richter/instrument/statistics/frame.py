@@ -1,5 +1,5 @@
-"""What a statistic is. It knows everything about itself: what it asks of a pass over the examples, how chunks and ranks add up,
-what it costs, what stands in for it where it does not fit (or why nothing does), and its value with a group left out.
+"""Definition of a statistic. It knows everything about itself: what it asks of a pass over the examples, how chunks and ranks add
+up, what it costs, what stands in for it where it does not fit (or why nothing does), and its value with a group left out.
 ``evaluate`` only plans and asks.
 
     chosen = statistic.planned(subject, cotangents)      # itself, an estimate in its place, or why there is no number
@@ -28,7 +28,7 @@ from richter.instrument.cotangents import Cotangents, Use
 from richter.instrument.stream import ALONE, Chunk, LayerCapture, Share, chunks, fitting, ready, steps, with_siblings
 from richter.instrument.subject import GROUPS as GROUPS
 from richter.instrument.subject import Subject
-from richter.instrument.survey import PIECES, looked
+from richter.instrument.survey import PIECES, Network, looked
 
 # a linear map; the same, and the whole model for what its last layer reads; a module with parameters; the whole model; anywhere
 Place = Literal["map", "read", "module", "model", "any"]
@@ -58,8 +58,8 @@ class NoError(Missing):
 
 
 class Stack(Sequence[Any]):
-    """Values of a statistic with one group left out each. ``whole`` holds all of them: its numbers have a leading axis of groups;
-    ``take`` gives one."""
+    """Values of a statistic with one group left out each. ``whole`` holds all of them, its numbers with a leading axis of groups
+    (None: they are too large to hold together); ``take`` makes one."""
 
     def __init__(self, whole: Any, groups: int, take: Callable[[int], Any]) -> None:
         self.whole, self.groups, self.take = whole, groups, take
@@ -80,6 +80,23 @@ def together(varied: Sequence[Sequence[Any]], kind: str) -> list[tuple[Any, ...]
         raise NoError(f"no standard error: what it is made of is in {' and '.join(map(str, sizes))} groups of {kind}, and none "
                      f"can be left out of all at once; give them as many")
     return list(zip(*varied, strict=True))
+
+
+def leaving_at(place: str, kind: str, gatherings: Sequence[Gathering], values: Sequence[Any]) -> list[Sequence[Any]]:
+    """The values of each with one group of a kind left out; of one without such groups its value."""
+    groups = next(g.groups[kind] for g in gatherings if kind in g.groups)
+    return [g.leaving(place, kind) if kind in g.groups else [value] * groups for g, value in zip(gatherings, values, strict=True)]
+
+
+def values_at(place: str, gatherings: Mapping[Key, Gathering]) -> dict[Key, Any]:
+    """The values of all these at one place, or a Missing that says why there is none."""
+    values: dict[Key, Any] = {}
+    for key, gathering in gatherings.items():
+        try:
+            values[key] = gathering.value(place)
+        except Missing as why:
+            values[key] = why.with_traceback(None)  # which would hold what was gathered
+    return values
 
 
 def every(values: Iterable[Callable[[], Any]]) -> list[Any]:
@@ -122,7 +139,7 @@ def in_range(numbers: Tensor, subject: Subject, vanished: bool = False) -> Tenso
     if not SMALLEST_SINGLE <= size < math.inf and numbers.numel():
         low, high = (bound.item() for bound in numbers.aminmax())
         size = max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
-    if subject.single and (size == math.inf or 0 < size < SMALLEST_SINGLE or vanished):
+    if (size == math.inf or 0 < size < SMALLEST_SINGLE or vanished) and subject.single:
         raise OutOfRange
     if 0 < size < TINY:
         raise Below
@@ -148,9 +165,9 @@ def decomposed() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Wants:
-    """What a statistic asks of a pass over the examples, and what it holds in memory."""
+    """Requirements of a statistic: what it asks of a pass over the examples, and what it holds in memory."""
 
-    maps: tuple[str, ...] = ()  # captures of these
+    maps: tuple[str, ...] = ()  # captures of these; without backward and reads, only their calls
     outputs: bool = False  # does it look at what the network returns? Without maps and outputs it takes no part in a pass
     backward: bool = True  # does it look at g?
     reads: bool = False  # does it look at h? Patches of convolutions need not be unfolded otherwise
@@ -160,10 +177,25 @@ class Wants:
     what: str = ""  # that takes those bytes
     passes: float = 0.0  # forward-backward passes of the probe that it makes by itself, about; a third of one is a forward pass
     optional: bool = False  # if there is no room in the pass it can do without, and makes passes of its own
+    beside: int = 0  # bytes for each example of a chunk: of other networks, to which the pass is compared
+    adds: float = 0.0  # passes of those other networks
 
     @property
     def takes_part(self) -> bool:
         return bool(self.maps) or self.outputs
+
+    @property
+    def hears(self) -> bool:
+        """Whether it looks at the calls of its maps alone."""
+        return not self.backward and not self.reads
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """A network that the stream runs in place of the network now, for statistics that measure another one."""
+
+    network: Network
+    rows: tuple[slice, ...] = ()  # examples that go through it together; (): chunks of any size
 
 
 class Gathering(Protocol):
@@ -171,13 +203,14 @@ class Gathering(Protocol):
 
     groups: Mapping[str, int]  # what can be left out: kinds ("examples", "held_out", "vectors") and how many groups of each
     remark: Remark  # what is to be said beside every number that is made of it
+    sweep: Sweep | None = None  # the network that it wants; None: the network now
 
     def add(self, reading: Reading) -> None:
         """Some examples of the probe, and what some cotangents ask of them."""
         raise AssertionError(f"{type(self).__name__} takes no part in a pass")
 
     def merge(self, other: Any) -> None:
-        """What another rank has gathered of other chunks. What is not gathered every rank has."""
+        """Add what another rank has gathered from other chunks."""
         return
 
     def again(self) -> bool:
@@ -194,7 +227,7 @@ class Gathering(Protocol):
 
 
 class Statistic(Protocol):
-    """What measures are made of. Everything but ``begin`` has a sensible answer already: ``class Mine(Statistic)``."""
+    """Base class of statistics. Everything but ``begin`` has a sensible answer already: ``class Mine(Statistic)``."""
 
     name: str
     needs: tuple[Statistic, ...] = ()  # of a function of other statistics
@@ -215,7 +248,7 @@ class Statistic(Protocol):
 
 @dataclass(frozen=True)
 class OfKernels(Statistic):
-    """What is to be known of tangent kernels, those of each module and that of the whole model."""
+    """Statistics of tangent kernels: of each module and of the whole model."""
 
     name: str
     use = "kernel"
@@ -224,7 +257,7 @@ class OfKernels(Statistic):
 
 @dataclass
 class Simple(Gathering):
-    """What is not gathered in a pass: subclasses have a ``value``."""
+    """A gathering without a pass: subclasses have a ``value``."""
 
     groups: Mapping[str, int] = field(default_factory=dict)
     remark: Remark = field(default_factory=Remark)
@@ -242,6 +275,10 @@ class Remembered(Gathering):
         self.left_out: dict[tuple[str, str], Sequence[Any]] = {}
         self.groups, self.remark = gathering.groups, gathering.remark
         self.add, self.merge, self.again = gathering.add, gathering.merge, gathering.again  # type: ignore[method-assign]
+
+    @property
+    def sweep(self) -> Sweep | None:  # type: ignore[override]
+        return self.gathering.sweep
 
     def _at(self, place: str) -> None:
         if place != self.place and not self.everywhere:
@@ -319,13 +356,14 @@ class DerivedGathering(Simple):
 
 
 def joined(remarks: Sequence[Remark]) -> Remark:
-    """What is to be said of a number that is made of several: the least exact mark, and every text once."""
+    """Remark on a number that is made of several: the least exact mark, and every text once."""
     mark = max((r.mark for r in remarks), key=LESS_AND_LESS_EXACT.index, default=Mark.EXACT)
     return Remark(mark, "; ".join(dict.fromkeys(r.text for r in remarks if r.text)))
 
 
 def place_of(needs: Sequence[Statistic]) -> Place:
-    """Where a function of these has values: at modules, at linear maps, of the whole model alone, or wherever it is asked."""
+    """Place where a function of these has values: at modules, at linear maps, of the whole model alone, or wherever it is asked.
+    """
     places = {s.place for s in leaves(needs)}
     return next((place for place in ("module", "read", "map", "model") if place in places), "any")  # type: ignore[return-value]
 
@@ -344,15 +382,15 @@ def leaves(needs: Sequence[Statistic]) -> list[Statistic]:
 # a bound of memory is about.
 
 def survey_bytes(subject: Subject) -> int:
-    """That a look at a few examples of a large model takes."""
+    """Bytes that a survey of a large model takes."""
     survey, asked = subject.survey, sum(info.width for info in subject.survey.maps.values())
     need = subject.itemsize * looked(subject.model, count(subject.few), survey.graph, asked, survey.outputs)
     return need if weight_bytes(subject.model) > SMALL else 0
 
 
 def audit_bytes(subject: Subject, maps: Iterable[str]) -> int:
-    """Of the gradients with which captures of these maps are compared: some of them at once, or one that is several maps, whose
-    parts are added up. Those of a small model are not what a bound is about."""
+    """Bytes of the gradients with which captures of these maps are compared: some of them at once, or one that is several maps,
+    whose parts are added up. Those of a small model are not what a bound is about."""
     survey, item = subject.survey, subject.itemsize
     weights = {name: subject.state[name].numel() for k in maps if (name := survey.maps[k].weight) is not None}
     largest = item * max(weights.values(), default=0)
@@ -393,6 +431,12 @@ class Reading:
         """Their numbers in the probe."""
         return range(self.rows.start, self.rows.stop)
 
+    @cached_property
+    def then(self) -> Chunk:
+        """Chunk of these examples in the initial network; it runs when it is first looked at, and nothing of it is captured."""
+        network = replace(self.subject.initial_network, norms=self.chunk.network.norms, audit=None)
+        return replace(self.chunk, network=network, maps=())
+
     @property
     def Y(self) -> Tensor | None:
         """Targets "n k"; None if the probe has none."""
@@ -400,22 +444,22 @@ class Reading:
 
     def groups(self) -> list[tuple[int, slice]]:
         """Every example belongs to the group of its number."""
+        return self._groups
+
+    @cached_property
+    def _groups(self) -> list[tuple[int, slice]]:
         groups = self.subject.groups
         return [(g, slice((g - self.rows.start) % groups, None, groups)) for g in range(groups)]
 
-    def parts(self, name: str, bases: Any = None, initial: bool = False) -> list[tuple[int, LayerCapture, int]]:
-        """(group, its share of ``capture``, how many positions of it count). Those that only the initial network reaches are
-        summed and not counted: the number is that of the other averages of this map."""
-        c = self.capture(name, bases, initial)
-        if c is None:
-            return []
-        keep = self.kept(name, c.g.shape[2])
-        parts = [(g, mine, c.take(mine)) for g, mine in self.groups()]
-        return [(g, part, 0 if name not in self.captures else part.g.shape[1] * part.g.shape[2] if keep is None
-                 else int(keep[mine].sum())) for g, mine, part in parts if part.g.shape[1]]
+    def counts(self, name: str, positions: int) -> list[tuple[int, slice, int]]:
+        """(group, its examples, how many of their positions in a map count), of groups with examples. Positions that only the
+        initial network reaches are not counted: the number is that of the other averages of this map."""
+        keep, n = self.kept(name, positions), len(self.examples)
+        return [(g, mine, 0 if name not in self.captures else len(range(n)[mine]) * positions if keep is None
+                 else int(keep[mine].sum())) for g, mine in self.groups() if range(n)[mine]]
 
     def read(self, name: str) -> Tensor | None:
-        """What a map read, "n s d_in", zero at masked positions; None if these examples do not reach it."""
+        """Return what a map read, "n s d_in", zero at masked positions; None if these examples do not reach it."""
         if not self.chunk.reaches(name):
             return None
         h = self.chunk.reads(name)
@@ -458,7 +502,7 @@ class Reading:
         return c if Q is None else replace(c, g=Q.rows(c.g), g0=None if c.g0 is None else Q.rows(c.g0))
 
     def kept(self, name: str, positions: int) -> Tensor | None:
-        """Which of the positions of a map count, "n s"; None: all."""
+        """Positions of a map that count, "n s"; None: all."""
         if (name, positions) not in self._kept:
             self._kept[name, positions] = self.subject.real(name, self.rows, positions)
         return self._kept[name, positions]
@@ -504,8 +548,8 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Pass:
-    """What is gathered together: sizes, and the loop."""
+class ProbePass:
+    """One pass over the probe: what it gathers, its sizes, and the loop."""
 
     subject: Subject
     wants: Sequence[Wants]
@@ -525,14 +569,14 @@ class Pass:
         survey, item = self.subject.survey, self.subject.itemsize * (2 if self.initial else 1)
         names = list(dict.fromkeys([*self.subject.maps, *self.maps]))
         names = names if self.subject.audit is None else with_siblings(survey.maps, names)
-        optional = {k for w in self.wants if w.optional for k in w.maps}
+        optional = {k for w in self.wants if w.optional and not w.hears for k in w.maps}
         reads = any(w.reads for w in self.wants if not w.optional)
         audit = self.subject.audit
         unfolded = sum(survey.maps[k].unfolded for k in names if reads or k in optional)
         outputs = (OUTPUTS if audit is None else AUDITED) * survey.outputs
         compared = max((survey.maps[k].reads + survey.maps[k].width for k in names), default=0) if audit is not None else 0
         apart = survey.graph // PIECES if audit is not None else 0  # what is compared in another order
-        graph = item * (survey.graph + apart + compared + unfolded + outputs)
+        graph = item * (survey.graph + apart + compared + unfolded + outputs) + max((w.beside for w in self.wants), default=0)
         held = sum(w.held for w in self.wants) + audit_bytes(self.subject, self.maps)
         return held, graph, item * (3 * sum(survey.maps[k].width for k in names) + 2 * survey.outputs)
 
@@ -556,28 +600,66 @@ class Pass:
     def run(self, entries: Sequence[Entry], share: Share = ALONE) -> None:
         """All examples once, and again for those that ask for it."""
         while entries:
-            replace(self, wants=[e.wants for e in entries])._once(entries, share)
+            sweeps: dict[Sweep | None, list[Entry]] = {None: []}  # the network now comes first
+            for e in entries:
+                sweeps.setdefault(e.gathering.sweep, []).append(e)
+            for sweep, members in sweeps.items():
+                if members:
+                    replace(self, wants=[e.wants for e in members])._once(members, share, sweep)
             entries = [e for e in entries if e.gathering.again()]
 
-    def _once(self, entries: Sequence[Entry], share: Share) -> None:
-        subject = self.subject
+    def _once(self, entries: Sequence[Entry], share: Share, sweep: Sweep | None = None) -> None:
+        """Maps whose calls alone are wanted are captured too if no pass of this measurement has checked them."""
+        subject, audit, families = self.subject, self.subject.audit, self._families(entries)
+        network, fixed = (subject.network, ()) if sweep is None else (sweep.network, sweep.rows)
+        names, readable = self.maps, subject.survey.batched
+        captured, heard = ({k for w in self.wants if w.hears is hears for k in w.maps} for hears in (False, True))
+        if audit is not None and not audit.done and not captured:
+            captured = {k for k in names if k in readable}
+            for chunk in chunks(subject.network, subject.x, self.chunk(), maps=list(captured), share=share) if fixed else ():
+                chunk.look()  # where norms mix examples, nothing can be checked
+        batched, single = [k for k in names if k in readable], [k for k in names if k not in readable]
+        if batched or any(not set(single) & set(e.wants.maps) for e in entries):
+            self._round(network, families, fixed or self.chunk(), [k for k in batched if k in captured], share,
+                        [k for k in batched if k in heard])
+        asked, calls = [k for k in single if k in captured], [k for k in single if k in heard and not fixed]
+        if asked:  # examples have no axis in these: by torch.func.vmap where the model allows it, else one by one
+            families = self._families([e for e in entries if e.wants.maps and not e.wants.hears])
+            together = subject.survey.vectorised and all(e.wants.backward for family in families.values() for e in family)
+            number = max(subject.number(c, "mean") for c in families)
+            self._round(network, families, self.side_by_side(asked, number) if together else 1, asked, share)
+        if calls:
+            families = self._families([e for e in entries if e.wants.hears and set(calls) & set(e.wants.maps)])
+            self._round(network, families, 1, [], share, calls)
+
+    def _families(self, entries: Sequence[Entry]) -> dict[Cotangents, list[Entry]]:
         families: dict[Cotangents, list[Entry]] = {}
         for e in entries:
             families.setdefault(e.cotangents, []).append(e)
-        size = self.chunk()
-        numbers = {c: subject.number(c, "mean") for c in families}
-        blocks = {c: steps(v, self.block(v, size)) if any(e.wants.backward for e in families[c]) else [slice(0, v)]
-                  for c, v in numbers.items()}
-        batched = [k for k in self.maps if k in subject.survey.batched]
-        single = [k for k in self.maps if k not in subject.survey.batched]
-        rounds = [(size, batched)] if batched or not self.maps else []
-        for at_once, maps in [*rounds, *([(1, single)] if single else [])]:
-            for chunk in chunks(subject.network, subject.x, at_once, maps=maps, share=share, title="measuring"):
-                self._add(chunk, families, blocks)
+        return families
+
+    def _round(self, network: Network, families: Mapping[Cotangents, Sequence[Entry]], size: int | Sequence[slice],
+               maps: Sequence[str], share: Share, hears: Sequence[str] = ()) -> None:
+        """All examples once, ``size`` at a time or these rows together, for these maps."""
+        subject, at_once = self.subject, size if isinstance(size, int) else self.chunk()
+        shared = at_once > 1 and any(k not in subject.survey.batched for k in maps)  # all cotangents go through vmap together
+        blocks = {}
+        for c, family in families.items():
+            number = subject.number(c, "mean")
+            whole = shared or not any(e.wants.backward for e in family)
+            blocks[c] = steps(number, number if whole else self.block(number, at_once))
+        for chunk in chunks(network, subject.x, size, maps=maps, hears=hears, share=share, title="measuring"):
+            self._add(chunk, families, blocks)
+
+    def side_by_side(self, maps: Sequence[str], number: int) -> int:
+        """Examples whose derivatives in so many cotangents are computed together: a quarter of a chunk, and of memory."""
+        held, graph, _ = self.sizes
+        each = graph + self.subject.itemsize * 3 * number * sum(self.subject.survey.maps[k].width for k in maps)
+        return fitting((self.subject.memory - held) // 4, each, math.ceil(self.chunk() / 4), self.subject.survey.drawn)
 
     def _add(self, chunk: Chunk, families: Mapping[Cotangents, Sequence[Entry]],
              blocks: Mapping[Cotangents, Sequence[slice]]) -> None:
-        """What a chunk says; nothing of it is held when the next one begins."""
+        """Add a chunk to all gatherings; nothing of it is held when the next one begins."""
         networks = [chunk, replace(chunk, network=self.subject.initial_network)] if self.initial else [chunk]
         asking = [c for c, family in families.items() if any(e.wants.backward for e in family)]
         for cotangents, family in families.items():
@@ -619,25 +701,34 @@ def wants_of(subject: Subject, keys: Iterable[Key]) -> dict[Key, Wants]:
 
 
 def due_of(every: Mapping[Key, Wants]) -> dict[Key, Wants]:
-    """What a pass must gather."""
+    """Select what a pass must gather."""
     return {key: w for key, w in every.items() if w.takes_part and not w.optional}
 
 
 def streamed(subject: Subject, wants: Mapping[Key, Wants]) -> dict[Key, Wants]:
-    """Choose what one pass gathers: what it must, and one optional statistic if there is room for it."""
+    """Choose what one pass gathers: what it must, one optional statistic if there is room for it, and comparisons with other
+    networks if they do not make chunks smaller. One that adds more passes comes first: they serve the others."""
     due = due_of(wants)
+    compared = {key: w for key, w in sorted(wants.items(), key=lambda item: -item[1].adds) if w.beside}
     for key, w in wants.items():
-        more = Pass(subject, (*due.values(), w))
+        if not w.takes_part or not w.optional or key in compared:
+            continue
+        more = ProbePass(subject, (*due.values(), w))
         shares = key[1] in {c for _, c in due} or subject.kernel_rows.numel() == subject.probe.n
-        if w.takes_part and w.optional and shares and sum(more.sizes) + w.alone <= subject.memory:
+        if shares and sum(more.sizes) + w.alone <= subject.memory:
             due[key] = w
             break
-    return due
+    if compared and due:
+        alone, more = (ProbePass(subject, tuple(some.values())) for some in (due, due | compared))
+        own = max(w.alone for w in more.wants)
+        if more.chunk() < alone.chunk() or sum(more.sizes) + own > subject.memory:
+            return due
+    return due | compared
 
 
 def needed(subject: Subject, every: Mapping[Key, Wants]) -> int:
     """Bytes of the smallest pieces of work, those that are held meanwhile with them."""
-    gathered = Pass(subject, tuple(due_of(every).values()))
+    gathered = ProbePass(subject, tuple(due_of(every).values()))
     held, own = sum(w.held for w in gathered.wants), max((w.alone for w in gathered.wants), default=0)
     others = max((w.alone for w in every.values() if not (w.takes_part and not w.optional)), default=0)
     return max(gathered.least, held + own + others)  # sums that are made of rows are multiplied by weights, side by side
@@ -648,7 +739,7 @@ def check_memory(subject: Subject, stages: Sequence[tuple[Subject, Mapping[Key, 
     need = max([survey_bytes(subject), *(needed(narrow, every) for narrow, every in stages)])
     if need + subject.fixed <= subject.allowed:
         return
-    gathered = [Pass(narrow, tuple(due.values())) for narrow, every in stages if (due := due_of(every))]
+    gathered = [ProbePass(narrow, tuple(due.values())) for narrow, every in stages if (due := due_of(every))]
     alone = [w for _, every in stages for w in every.values() if w.alone and not (w.takes_part and not w.optional)]
     pieces = list(dict.fromkeys(w.what for w in alone))
     if gathered:
@@ -656,22 +747,24 @@ def check_memory(subject: Subject, stages: Sequence[tuple[Subject, Mapping[Key, 
         pieces.insert(0, f"{sums} ({show_bytes(max(p.sizes[0] for p in gathered))}) and one example")
     raise MemoryBudgetError(
         f"memory={show_bytes(subject.allowed)} cannot hold {', then '.join(pieces)}. The smallest that works here is "
-        f"memory='{show_bytes(need + subject.fixed)}'; fewer layers (layers=...), kernel examples (Probe(kernel=...)) or "
-        f"outputs (output=...) need less.")
+        f"memory='{show_bytes(need + subject.fixed)}'; fewer layers (layers=...), kernel examples "
+        f"(Probe(kernel_examples=...)) or outputs (output=...) need less.")
 
 
-def gather(subject: Subject, keys: Iterable[Key], due: Mapping[Key, Wants], share: Share = ALONE) -> dict[Key, Gathering]:
-    """Begin every statistic after those it is made of, and gather those that are ``due`` in one pass."""
+def gather(subject: Subject, every: Mapping[Key, Wants], due: Mapping[Key, Wants], share: Share = ALONE) -> dict[Key, Gathering]:
+    """Begin every statistic after those it is made of, and gather those that are ``due`` in one pass; comparisons with other
+    networks that are not have one of their own."""
     prepared: dict[Cotangents, Cotangents] = {}
     begun: dict[Key, Gathering] = {}
-    for statistic, cotangents in keys:
+    for statistic, cotangents in every:
         if cotangents not in prepared:
             prepared[cotangents] = cotangents.prepare(subject)
         needs = tuple(begun[s, cotangents] for s in statistic.needs)
         begun[statistic, cotangents] = Remembered(statistic.begin(subject, prepared[cotangents], needs))
+    for members in (due, {key: w for key, w in every.items() if w.beside and key not in due}):
+        entries = [Entry(begun[key], wants, prepared[key[1]]) for key, wants in members.items()]
+        ProbePass(subject, tuple(members.values())).run(entries, share)
     if due:
-        entries = [Entry(begun[key], wants, prepared[key[1]]) for key, wants in due.items()]
-        Pass(subject, tuple(due.values())).run(entries, share)
         give_back(weight_bytes(subject.model))  # graphs, before there are sums
     return begun
 

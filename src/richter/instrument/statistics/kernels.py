@@ -33,15 +33,16 @@ from richter.instrument.statistics.frame import (
     OfKernels,
     Reading,
     Simple,
+    Stack,
     Statistic,
     Wants,
     audit_bytes,
 )
 from richter.instrument.statistics.moments import remark_of
-from richter.instrument.stream import Chunk, LayerCapture, chunks, ready, room_for, select
+from richter.instrument.stream import Chunk, LayerCapture, chunks, fitting, ready, room_for, select
 from richter.instrument.subject import Subject
 from richter.instrument.survey import Network
-from richter.kernels.contract import Block, Job, Outputs, Plan, Room, Unit, mirror, unit_gradients
+from richter.kernels.contract import Form, Job, KernelBlock, KernelPlan, Scratch, Unit, mirror, unit_gradients
 from richter.kernels.ntk import full_blocks, kernels
 from richter.linalg import EACH, Leading, Rough, anywhere, centre, leading, ritz, rough, top_of_each, without_each
 
@@ -51,7 +52,7 @@ KERNEL = "it has no tangent kernel"
 
 
 @dataclass(frozen=True)
-class Labels:
+class KernelTargets:
     """Targets "n v" beside a kernel's rows; ``keep`` is False where a row belongs to no real output (padding)."""
 
     given: Float[Tensor, "n v"] | None  # None: the probe has none
@@ -63,8 +64,8 @@ class Labels:
             raise Missing(NO_LABELS)
         return self.given
 
-    def take(self, rows: Tensor) -> Labels:
-        return Labels(None if self.given is None else self.given[rows], None if self.keep is None else self.keep[rows])
+    def take(self, rows: Tensor) -> KernelTargets:
+        return KernelTargets(None if self.given is None else self.given[rows], None if self.keep is None else self.keep[rows])
 
 
 @dataclass(eq=False)
@@ -73,9 +74,11 @@ class Tangents:
 
     subject: Subject
     cotangents: Cotangents
+    held: int = 0  # bytes of kernels of all modules that are held meanwhile
 
     def __post_init__(self) -> None:
         subject = self.subject
+        self.whole_gradients: dict[Any, Mapping[str, Tensor]] = {}
         self.rows = subject.kernel_rows
         self.n, self.v = len(self.rows), subject.number(self.cotangents, "kernel")
         self.units = subject.wanted
@@ -85,7 +88,7 @@ class Tangents:
     def x(self) -> object:
         return select(self.subject.x, self.rows)
 
-    def job(self, units: Sequence[Unit], outputs: Outputs = "full", cotangents: Cotangents | None = None,
+    def job(self, units: Sequence[Unit], outputs: Form = "full", cotangents: Cotangents | None = None,
             v: int | None = None) -> Job:
         subject, chosen = self.subject, cotangents or self.cotangents
         V = subject.rowwise(chosen, "kernel", among=self.rows)
@@ -98,6 +101,17 @@ class Tangents:
         for u in self.units:
             units.setdefault(u.module, []).append(u)
         return units
+
+    def side_by_side(self, fit: Callable[[list[Unit]], bool], units: Sequence[Unit] | None = None) -> list[list[Unit]]:
+        """Units of as many modules at a time as ``fit``."""
+        groups: list[list[Unit]] = []
+        for module in dict.fromkeys(u.module for u in units or self.units):
+            more = [u for u in units or self.units if u.module == module]
+            if groups and fit([*groups[-1], *more]):
+                groups[-1] += more
+            else:
+                groups.append(more)
+        return groups
 
     @cached_property
     def _trained(self) -> list[str]:
@@ -122,14 +136,14 @@ class Tangents:
 
     @property
     def memory(self) -> int:
-        """Bytes that are left beside the audit."""
-        return max(0, self.subject.memory - self.audited)
+        """Bytes that are left beside the audit and what is held."""
+        return max(0, self.subject.memory - self.audited - self.held)
 
     def bytes(self) -> int:
         """Bytes of one module's kernel and of what is made of it."""
         return (40 + self.subject.itemsize) * (self.n * self.v) ** 2
 
-    def least(self, outputs: Outputs = "full", v: int | None = None) -> int:
+    def least(self, outputs: Form = "full", v: int | None = None) -> int:
         """The smallest memory in which every module's kernel can be computed, beside the kernel itself."""
         return max((self.job(units, outputs, v=v).least for units in self.by_module.values()), default=0)
 
@@ -144,73 +158,77 @@ class Tangents:
         return self.n * self.subject.itemsize * sum(self.v * maps[k].width + max(maps[k].unfolded, maps[k].width)
                                                     for k in self.maps)
 
-    def gradient_bytes(self, vectors: int) -> int:
-        """Bytes of the gradients of so many vectors in the parameters of the largest module."""
-        subject = self.subject
-        return max((vectors * subject.itemsize * sum(subject.state[p].numel() for p in self.parameters(units))
-                    for units in self.by_module.values()), default=0)
+    def gradient_bytes(self, units: Sequence[Unit]) -> int:
+        """Bytes of a gradient in the parameters of the units' modules."""
+        return self.subject.itemsize * sum(self.subject.state[p].numel() for p in self.parameters(units))
 
-    def parameter_groups(self, vectors: int, units: Sequence[Unit] | None = None) -> Iterator[list[Unit]]:
-        """Yield the units of modules whose gradients of so many vectors fit side by side."""
-        group: list[Unit] = []
-        held, every = 0, self.units if units is None else units
-        for module in dict.fromkeys(u.module for u in every):
-            units = [u for u in every if u.module == module]
-            size = vectors * self.subject.itemsize * sum(self.subject.state[p].numel() for p in self.parameters(units))
-            if group and held + size > self.subject.memory // 3:
-                yield group
-                group, held = [], 0
-            group, held = [*group, *units], held + size
-        if group:
-            yield group
+    @property
+    def largest_gradient(self) -> int:
+        """Bytes of a gradient in the parameters of the largest module."""
+        return max(map(self.gradient_bytes, self.by_module.values()), default=0)
+
+    def parameter_groups(self, vectors: int, units: Sequence[Unit] | None = None) -> list[list[Unit]]:
+        """The units of modules whose gradients of so many vectors fit side by side."""
+        return self.side_by_side(lambda group: vectors * self.gradient_bytes(group) <= self.subject.memory // 3, units)
 
     # ------------------------------------------------------------------------------------------------------ kernels
 
-    def turns(self, outputs: Outputs, v: int) -> list[tuple[list[Unit], int]]:
+    def turns(self, outputs: Form, v: int) -> list[tuple[list[Unit], int]]:
         """(units of as many modules as have room for their kernels, bytes that are left beside these)."""
-        each = 8 * self.n ** 2 * (v * v if outputs == "full" else v)
-        groups: list[list[Unit]] = []
-        held = 0
-        for units in self.by_module.values():
-            together = [*groups[-1], *units] if groups else []
-            if groups and held + each + 4 * self.job(together, outputs, v=v).least <= self.memory:
-                groups[-1] += units
-                held += each
-            else:
-                groups.append(list(units))
-                held = each
-        return [(units, self.memory - each * len({u.module for u in units})) for units in groups]
+        def kernels_bytes(units: Sequence[Unit]) -> int:
+            return 8 * self.n ** 2 * (v * v if outputs == "full" else v) * len({u.module for u in units})
 
-    def plans(self, outputs: Outputs, v: int) -> list[Plan]:
+        groups = self.side_by_side(lambda units: kernels_bytes(units) + 4 * self.job(units, outputs, v=v).least <= self.memory)
+        return [(units, self.memory - kernels_bytes(units)) for units in groups]
+
+    def plans(self, outputs: Form, v: int) -> list[KernelPlan]:
         """The plans of ``anew``; where there is no room, as if there were some for the smallest piece of work."""
         jobs = [(self.job(units, outputs, v=v), room) for units, room in self.turns(outputs, v)]
         return [job.plan(max(room, job.least)) for job, room in jobs]
 
-    def passes(self, outputs: Outputs, v: int) -> float:
+    def passes(self, outputs: Form, v: int) -> float:
         """Forward-backward passes of the kernel examples; a pair of chunks needs one more than its chunks would."""
         return sum(plan.chunk * (plan.passes + plan.backward) for plan in self.plans(outputs, v)) / 3 / max(1, self.n)
 
-    def anew(self, outputs: Outputs, cotangents: Cotangents | None = None) -> Iterator[tuple[str, Tensor]]:
+    def anew(self, outputs: Form, cotangents: Cotangents | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield (module, kernel), computed for as many modules at a time as have room."""
         v = self.v if cotangents is None else self.subject.number(cotangents, "kernel")
         for units, room in progress(self.turns(outputs, v), title="kernels"):
             yield from kernels(self.job(units, outputs, cotangents), self.x, None, room).items()
 
-    def contract(self, job: Job, captures: Mapping[str, LayerCapture]) -> Tensor:
-        """The kernel of one module from captures of all examples and cotangents."""
+    def contract(self, units: Sequence[Unit], captures: Mapping[str, LayerCapture], outputs: Form = "full",
+                 cotangents: Cotangents | None = None, n: int | None = None) -> Tensor:
+        """The kernel of the units of one module from captures of all examples and cotangents. ``n``: plan as for so many
+        examples."""
+        job = self.job(units, outputs, cotangents)
+        job = job if n is None else replace(job, n=n)
         (module,), device = job.modules, self.subject.device
         shape, dtype = ((job.v, self.n, job.v, self.n), job.network.dtype) if job.outputs == "full" else (
             (job.v, self.n, self.n), torch.float64)
         K = torch.zeros(shape, dtype=dtype, device=device)
-        block = Block(job, {module: K})
+        block = KernelBlock(job, {module: K})
         block.add(captures, captures)
         if job.loose:
-            alone = Chunk(job.network, to_device(self.x, device), slice(0, self.n), (), job.cotangents, job.loose)
-            block.add_whole(alone.gradients, alone.gradients)
+            whole = self._gradients(job, cotangents or self.cotangents)
+            block.add_whole(whole, whole)
         block.close()
         return mirror(K, job.outputs)
 
-    def labels(self) -> Labels:
+    def _gradients(self, job: Job, cotangents: Cotangents) -> Mapping[str, Tensor]:
+        """Gradients of the kernel examples in parameters without a map: of all modules at once, where there is room."""
+        loose = [u.parameter for u in self.units if not u.maps]
+        numbers, room = sum(self.subject.state[name].numel() for name in loose), self.memory // 4
+        if self.n * job.v * numbers * self.subject.itemsize > room:
+            loose = job.loose
+        key = cotangents, tuple(loose)
+        if key not in self.whole_gradients:
+            at_once = fitting(room, self.subject.itemsize * self.subject.survey.graph, self.n)
+            x = to_device(self.x, self.subject.device)
+            chunk = Chunk(job.network, x, slice(0, self.n), (), job.cotangents, loose, at_once)
+            self.whole_gradients = {key: chunk.gradients}
+        return self.whole_gradients[key]
+
+    def labels(self) -> KernelTargets:
         """Targets beside the kernel's rows: the labels themselves, or their combinations through the cotangents."""
         subject = self.subject
 
@@ -222,8 +240,8 @@ class Tangents:
         keep = None if subject.counted is None else subject.counted[self.rows].to(subject.home)
         if subject.Y is None:
             nothing = torch.full((self.n, subject.survey.outputs), math.nan, dtype=torch.float64, device=subject.home)
-            return Labels(None, self.cotangents.labels(nothing, keep, V)[1])
-        return Labels(*self.cotangents.labels(subject.Y[self.rows].to(subject.home), keep, V))
+            return KernelTargets(None, self.cotangents.labels(nothing, keep, V)[1])
+        return KernelTargets(*self.cotangents.labels(subject.Y[self.rows].to(subject.home), keep, V))
 
     def summed(self, parts: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the kernels of modules, then their sum as that of the whole model, if all modules are measured."""
@@ -261,12 +279,16 @@ class Estimates(Simple):
         known = self.known[place]
         return known.value if without is None else known.leaving[without[0]][without[1]]
 
+    def leaving(self, place: str, kind: str) -> Sequence[Any]:
+        self.value(place)
+        return self.known[place].leaving[kind]
+
 
 # ------------------------------------------------------------------------------------------------------ formed kernels
 
 
 @dataclass
-class Kept:
+class KernelCaptures:
     """Captures of the kernel examples, selected from a pass over the probe."""
 
     rows: Tensor  # their numbers in the probe, in the order of the kernel
@@ -301,8 +323,8 @@ class Gram(OfKernels):
         t = Tangents(subject, cotangents)
         if t.v > MOST["kernel"] and not t.fits:
             return (f"the kernel of {t.v} outputs and {t.n} examples needs memory='{show_bytes(t.bytes() + t.least())}', and "
-                    f"nothing stands in for it here: pick outputs with output=, fewer examples with Probe(kernel=...), or give "
-                    f"more memory")
+                    f"nothing stands in for it here: pick outputs with output=, fewer examples with "
+                    f"Probe(kernel_examples=...), or give more memory")
         return self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
@@ -321,7 +343,7 @@ class _Gram(Simple):
 
     def __init__(self, t: Tangents, remark: Remark) -> None:
         super().__init__(t.groups, remark)
-        self.t, self.kept = t, Kept(t.rows, t.v)
+        self.t, self.kept = t, KernelCaptures(t.rows, t.v)
         self.kernels: Iterator[tuple[str, Tensor]] | None = None
         self.place: str | None = None
         self.K = torch.empty(0)
@@ -332,7 +354,7 @@ class _Gram(Simple):
 
     def _all(self) -> Iterator[tuple[str, Tensor]]:
         t, captures = self.t, self.kept.captures
-        parts = ((module, t.contract(t.job(units), captures)) for module, units in t.by_module.items()) if captures else \
+        parts = ((module, t.contract(units, captures)) for module, units in t.by_module.items()) if captures else \
             t.anew("full")
         return t.summed((name, K.to(t.subject.home, torch.float64).permute(1, 0, 3, 2)) for name, K in parts)
 
@@ -380,10 +402,10 @@ class _KernelLabels(Simple):
         self.t = t
 
     @cached_property
-    def labels(self) -> Labels:
+    def labels(self) -> KernelTargets:
         return self.t.labels()
 
-    def value(self, place: str, without: Group | None = None) -> Labels:
+    def value(self, place: str, without: Group | None = None) -> KernelTargets:
         return self.labels if without is None else self.labels.take(left(self.t.n, without).to(self.t.subject.home))
 
 
@@ -405,10 +427,10 @@ class CentredKernel:
     them: by ``find_top``, or from the ``matrix`` C K C. NaN: there is none, because of ``lacking``."""
 
     top: float
-    quadratic: float
-    energy: float
+    quadratic: Any
+    energy: Any
 
-    def __init__(self, norm: float, labelled: tuple[float, float] | None, find_top: Callable[[], float] | None = None,
+    def __init__(self, norm: Any, labelled: tuple[Any, Any] | None, find_top: Callable[[], float] | None = None,
                  lacking: str = "", matrix: Float[Tensor, "r r"] | None = None) -> None:
         self.norm, self.find_top, self.lacking = norm, find_top, lacking
         self.matrix = matrix  # of all rows that count, for the values with groups left out
@@ -440,8 +462,8 @@ class CentredKernel:
         return top
 
 
-def flat(K: Float[Tensor, "n v n v"], labels: Labels) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The kernel as a matrix, the labels as a vector, and the example each row belongs to, without padding. Outputs come
+def flat(K: Float[Tensor, "n v n v"], labels: KernelTargets) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The kernel as a matrix, the labels as a vector, and the example each row belongs to, without padding. Form come
     first, as kernels lie in memory."""
     n, v = K.shape[:2]
     y, example = rows(labels, n, v, K.device)
@@ -452,7 +474,7 @@ def flat(K: Float[Tensor, "n v n v"], labels: Labels) -> tuple[Tensor, Tensor | 
     return K, y, example
 
 
-def rows(labels: Labels, n: int, v: int, device: torch.device) -> tuple[Tensor | None, Tensor]:
+def rows(labels: KernelTargets, n: int, v: int, device: torch.device) -> tuple[Tensor | None, Tensor]:
     """The labels as a vector, and the example each belongs to, without padding."""
     y = None if labels.given is None else labels.given.T.reshape(-1)
     example = torch.arange(n, device=device).repeat(v)
@@ -462,7 +484,7 @@ def rows(labels: Labels, n: int, v: int, device: torch.device) -> tuple[Tensor |
     return None if y is None else y[keep], example[keep]
 
 
-def centred_kernel(kernel: Float[Tensor, "n v n v"], labels: Labels) -> CentredKernel:
+def centred_kernel(kernel: Float[Tensor, "n v n v"], labels: KernelTargets) -> CentredKernel:
     """The sums over all rows; a centred copy is made only where they would lose digits."""
     K, y, _ = flat(kernel, labels)
     y = None if y is None else y - y.mean()
@@ -476,8 +498,8 @@ def centred_kernel(kernel: Float[Tensor, "n v n v"], labels: Labels) -> CentredK
     return CentredKernel(frame.finite(size), labelled, matrix=C)
 
 
-def centred_kernel_leaving(whole: CentredKernel, kernel: Float[Tensor, "n v n v"], labels: Labels,
-                           groups: int) -> list[CentredKernel]:
+def centred_kernel_leaving(whole: CentredKernel, kernel: Float[Tensor, "n v n v"], labels: KernelTargets,
+                           groups: int) -> Stack:
     """The sums with each group of examples left out, from sums over blocks of the whole kernel: no submatrix is copied. Standard
     errors need few digits: they are computed in single precision, if it tells the groups apart."""
     targets, example = rows(labels, len(kernel), kernel.shape[1], kernel.device)
@@ -494,16 +516,19 @@ def centred_kernel_leaving(whole: CentredKernel, kernel: Float[Tensor, "n v n v"
 
 
 def _without_each(norms: NDArray[Any], quadratics: NDArray[Any], Y: NDArray[Any] | None, find_tops: Callable[[], Sequence[float]],
-                  lacking: str = "") -> list[CentredKernel]:
+                  lacking: str = "") -> Stack:
     """A CentredKernel for each set of rows; the largest eigenvalues of all are computed when the first is read."""
-    tops = cache(find_tops)
-    labelled = [None] * len(norms) if Y is None else zip(quadratics.tolist(), np.square(Y).sum(1).tolist(), strict=True)
-    return [CentredKernel(norm, sums, lambda g=g: tops()[g], lacking)  # type: ignore[misc]
-            for g, (norm, sums) in enumerate(zip(norms.tolist(), labelled, strict=True))]
+    tops, energies = cache(find_tops), None if Y is None else np.square(Y).sum(1)
+
+    def take(g: int) -> CentredKernel:
+        labelled = None if energies is None else (float(quadratics[g]), float(energies[g]))
+        return CentredKernel(float(norms[g]), labelled, lambda: tops()[g], lacking)
+
+    return Stack(CentredKernel(norms, None if energies is None else (quadratics, energies)), len(norms), take)
 
 
 def _centred_labels(y: NDArray[Any], keep: Float[NDArray, "g r"]) -> NDArray[Any]:
-    """Labels minus their mean over each set of rows, zero on the other rows."""
+    """Targets minus their mean over each set of rows, zero on the other rows."""
     return (y - ((keep @ y) / keep.sum(1))[:, None]) * keep
 
 
@@ -532,7 +557,7 @@ class Pull:
     per-example gradients: J^T z of a chunk is the product of sum_c z_c g_c with what it read."""
 
     def __init__(self, network: Network, unit: Unit) -> None:
-        self.network, self.unit, self.room = network, unit, Room()
+        self.network, self.unit, self.room = network, unit, Scratch()
         info = network.survey.maps[unit.maps[0]] if unit.maps and not unit.parameter else None
         self.factored = info is not None and info.kind == "dense" and info.positions == 1
         self.B: Tensor | None = None  # J^T Z "q p"
@@ -581,7 +606,7 @@ class Pull:
 def products(t: Tangents, units: Sequence[Unit], Z: Float[Tensor, "q n v"]) -> Float[Tensor, "q n v"]:
     """K Z = J (J^T Z) with the kernel of these units: over the examples twice, output by output, holding one chunk; for as many
     vectors at a time as have room for their gradients."""
-    third, each = t.subject.memory // 3, max(1, t.gradient_bytes(2))
+    third, each = t.subject.memory // 3, max(1, 2 * t.largest_gradient)
     return torch.cat([_products(t, units, some, third) for some in Z.split(max(1, third // each))])
 
 
@@ -609,10 +634,11 @@ def _products(t: Tangents, units: Sequence[Unit], Z: Float[Tensor, "q n v"], roo
 
 STEPS, LATER = 60, 20  # at most so many products for a largest eigenvalue, and for those with groups left out
 TOP_VECTORS = 6  # of the whole kernel, from which those with groups left out are computed
-UNRESOLVED = "the largest eigenvalue of so large a kernel was not resolved: fewer examples (Probe(kernel=...)) give it exactly"
+UNRESOLVED = ("the largest eigenvalue of so large a kernel was not resolved: fewer examples (Probe(kernel_examples=...)) "
+              "give it exactly")
 
 
-class Blocks(OfKernels):
+class BlockSums(OfKernels):
     """The sums of a kernel that does not fit into memory: exact, from its blocks; its largest eigenvalue by products."""
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
@@ -621,7 +647,7 @@ class Blocks(OfKernels):
         plan, each = job.plan(room), 2 * (1 + t.v) / 3 * t.n  # of a product; without those for eigenvalues
         passes = len(job.modules) * each + plan.chunk * (plan.passes + plan.backward) / 3
         vectors = 16 * t.n * t.v * max(STEPS, t.groups["examples"] * (TOP_VECTORS + LATER))  # see ritz
-        return Wants(alone=t.audited + held + max(2 * job.least, 2 * _block_bytes(job), 3 * t.gradient_bytes(2) + vectors),
+        return Wants(alone=t.audited + held + max(2 * job.least, 2 * _block_bytes(job), 6 * t.largest_gradient + vectors),
                      what=f"blocks of the kernels of {t.n} examples and {t.v} outputs", passes=passes / subject.probe.n)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
@@ -629,7 +655,7 @@ class Blocks(OfKernels):
         return Estimates(lambda: _BlockSums(t).estimates(), t.groups, Remark())
 
 
-BLOCKS = Blocks("blocks_of_the_kernel")
+BLOCKS = BlockSums("blocks_of_the_kernel")
 
 
 def _block_job(t: Tangents) -> tuple[Job, int, int]:

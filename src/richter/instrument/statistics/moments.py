@@ -22,6 +22,7 @@ from richter.instrument.statistics.frame import (
     GROUPS,
     NO_INITIAL,
     WITHIN,
+    Below,
     Gathering,
     Group,
     Missing,
@@ -30,7 +31,7 @@ from richter.instrument.statistics.frame import (
     Wants,
     in_range,
 )
-from richter.instrument.stream import LayerCapture, covariance, steps
+from richter.instrument.stream import LayerCapture, covariance, covariances, steps
 from richter.instrument.subject import Subject
 
 # --------------------------------------------------------------------------------------------------------------- bases
@@ -97,11 +98,12 @@ class Through:
         assert total is not None  # a matrix has rows
         return total
 
-    def block(self, K: Float[Tensor, "r r"], now: float, change: float) -> Float[Tensor, "i i"]:
-        """V^T K' V of V = now W + change (W - W0), from K = A^T K' A."""
+    def blocks(self, sums: Sequence[Float[Tensor, "r r"]], now: float, change: float) -> Float[Tensor, "g i i"]:
+        """V^T K' V of V = now W + change (W - W0), from each K = A^T K' A."""
         i, weights = self.shape[1], [c * norm for c, norm in zip((now, change), self.norms, strict=False)]
-        parts = [(a * b, K[j * i:(j + 1) * i, k * i:(k + 1) * i]) for j, a in enumerate(weights) for k, b in enumerate(weights)]
-        first, *rest = (part * weight for weight, part in parts if weight)
+        corners = [(a * b, slice(j * i, (j + 1) * i), slice(k * i, (k + 1) * i))
+                   for j, a in enumerate(weights) for k, b in enumerate(weights) if a * b]
+        first, *rest = (torch.stack([K[j, k] for K in sums]).mul_(weight) for weight, j, k in corners)
         for part in rest:
             first += part
         return first
@@ -176,7 +178,7 @@ class Sketched:
 
 
 @dataclass
-class Sums:
+class GroupSums:
     """A moment in groups of examples: sums and numbers of positions."""
 
     sums: list[Tensor | None] = field(default_factory=lambda: [None] * GROUPS)
@@ -189,7 +191,7 @@ class Sums:
 
     def add(self, group: int, value: Tensor, number: int, share: float = 1.0) -> None:
         before = self.chunk[group]
-        self.chunk[group] = value * share if before is None else before.add_(value, alpha=share)
+        self.chunk[group] = (value if share == 1 else value * share) if before is None else before.add_(value, alpha=share)
         self.counts[group] += number
 
     def settle(self) -> None:
@@ -200,14 +202,14 @@ class Sums:
                 self.sums[g] = value.double() if before is None else before.add_(value)
         self.chunk = [None] * GROUPS
 
-    def merge(self, other: Sums) -> None:
+    def merge(self, other: GroupSums) -> None:
         for g, value in enumerate(other.sums):
             before = self.sums[g]
             if value is not None:
                 self.sums[g] = value.clone() if before is None else before.add_(value.to(before.device))
             self.counts[g] += other.counts[g]
 
-    def made(self) -> Sums:
+    def made(self) -> GroupSums:
         return self
 
     def mean(self, without: int | None = None) -> Tensor | None:
@@ -217,7 +219,7 @@ class Sums:
 
 
 @dataclass
-class RowSums(Sums):
+class RowSums(GroupSums):
     """Sums that are kept as the rows whose products are summed: less, where there are fewer of them than columns. They lie side
     by side in one array: many small arrays among those of the passes would keep the system from having these back."""
 
@@ -248,16 +250,16 @@ class RowSums(Sums):
         filled = self.filled[group]
         return ([] if self.store is None or not filled else [self.store[group, :filled]]) + self.more[group]
 
-    def merge(self, other: Sums) -> None:
+    def merge(self, other: GroupSums) -> None:
         assert isinstance(other, RowSums)
         for g in range(GROUPS):
             self.more[g] += [r.clone() for r in other._rows(g)]
             self.counts[g] += other.counts[g]
         self.scale = other.scale if any(other.counts) else self.scale
 
-    def made(self) -> Sums:
+    def made(self) -> GroupSums:
         """The sums themselves, from products in the precision of the rows."""
-        sums = Sums(counts=self.counts)
+        sums = GroupSums(counts=self.counts)
         for g in range(GROUPS):
             parts = self._rows(g)
             rows = torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
@@ -266,7 +268,7 @@ class RowSums(Sums):
         return sums
 
 
-Halves = tuple[Sums, ...]  # from even and from odd random outputs; or one of all outputs
+Halves = tuple[GroupSums, ...]  # from even and from odd random outputs; or one of all outputs
 
 
 def mean_of(halves: Halves, without: int | None = None) -> Any:
@@ -287,7 +289,7 @@ def moved_mean(halves: Halves, group: int, share: float) -> Any:
 
 
 def shares(groups: int) -> list[tuple[int, float]]:
-    """Which group is moved, and how far, there and back, so that the jackknife of all values is the random outputs' noise."""
+    """Groups that are moved, and how far, there and back, so that the jackknife of all values is the random outputs' noise."""
     step = math.sqrt(groups / (2 * groups - 1))
     return [(g, sign * step) for g in range(groups) for sign in (1, -1)]
 
@@ -332,9 +334,9 @@ class Moment(Statistic):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         number, halves, n = subject.number(cotangents, "mean"), self._halves(subject, cotangents), subject.probe.n
 
-        def empty(name: str) -> Sums:
-            if not self._bytes(subject, cotangents, name)[1]:
-                return Sums()
+        def empty(name: str) -> GroupSums:
+            if not subject.frugal or not self._bytes(subject, cotangents, name)[1]:
+                return GroupSums()
             each = subject.survey.maps[name].positions * -(-number // halves)
             return RowSums(room=(subject.groups, -(-n // subject.groups) * each))
 
@@ -358,15 +360,25 @@ class MomentGathering(Gathering):
     def add(self, reading: Reading) -> None:
         statistic, bases = self.statistic, bases_of(self.subject) if self.statistic.project else None
         for name, halves in self.sums.items():
-            for g, part, number in reading.parts(name, bases, statistic.initial):
-                if statistic.initial and part.g0 is not None and part.g0.shape != part.g.shape:
-                    self.apart.add(name)
-                    continue
-                self._sum(halves, part, g, number if reading.first else 0, reading.block.start)
+            c = reading.capture(name, bases, statistic.initial)
+            if c is not None and statistic.initial and c.g0 is not None and c.g0.shape != c.g.shape:
+                self.apart.add(name)
+            elif c is not None:
                 if name not in self.asked:
-                    self.asked[name] = part.g[:, :FEW].any()
+                    self.asked[name] = c.g[:, :FEW].any()
+                self._groups(halves, c, reading, reading.counts(name, c.g.shape[2]))
             for sums in halves if reading.last else ():
                 sums.settle()
+
+    def _groups(self, halves: Halves, c: LayerCapture, reading: Reading, counts: Sequence[tuple[int, slice, int]]) -> None:
+        """Add each group's part; sums of products come from one product over all groups."""
+        rows, groups = self.statistic.rows, self.groups["examples"]
+        if rows is not None and len(halves) == 1 and not isinstance(halves[0], RowSums) and len(counts) == groups:
+            for g, value in enumerate(covariances(rows(c), groups, reading.rows.start)):
+                halves[0].add(g, value, counts[g][2] if reading.first else 0)
+            return
+        for g, mine, number in counts:
+            self._sum(halves, c.take(mine), g, number if reading.first else 0, reading.block.start)
 
     def _sum(self, halves: Halves, part: LayerCapture, group: int, number: int, start: int) -> None:
         """Positions are counted once, not once a block of cotangents. Each half stands for all."""
@@ -388,7 +400,7 @@ class MomentGathering(Gathering):
         return self.made[1]
 
     def parts(self, place: str) -> list[tuple[Tensor, Tensor, int]] | None:
-        """Of each group: its sums from even and from odd outputs (the same twice, if there are no halves), and how many positions
+        """Sums of each group, from even and from odd outputs (the same twice, if there are no halves), and how many positions
         they are of. None if a group is empty."""
         halves, groups = self._made(place), self.groups["examples"]
         parts = [(a, b, n) for a, b, n in zip(halves[0].sums, halves[-1].sums, halves[0].counts, strict=True)
@@ -423,6 +435,8 @@ class MomentGathering(Gathering):
             K = mean.mean if len(halves) == 2 else mean
             vanished = not self.statistic.initial and not K.any() and place in self.asked and bool(self.asked[place])
             in_range(K, self.subject, vanished=vanished)
+            if vanished:
+                raise Below
         return mean
 
 
@@ -449,7 +463,7 @@ class LeftOut(Sequence[Any]):
 
 
 def remark_of(subject: Subject, cotangents: Cotangents) -> Remark:
-    """What cotangents say beside every number."""
+    """Remark of the cotangents beside every number."""
     return Remark(Mark.EXACT if cotangents.exact else Mark.ESTIMATED, cotangents.label(subject.survey.outputs))
 
 

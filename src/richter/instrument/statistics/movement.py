@@ -1,11 +1,12 @@
 """How far a network has gone from the initial one, on the same examples: the change of its outputs, in all and to first order
 (LINEARISATION); whether its layers still read the same features (FEATURE_CHANGE); and what the change of a layer's weights does
-to its output (FUNCTION_CHANGE). One journey over the probe, with passes of both networks, serves them all.
+to its output (FUNCTION_CHANGE). All are gathered in the one pass over the probe; beside each chunk of it, the same examples go
+through the initial network once.
 
 A network is compared as it was trained. Norms that were trained with the statistics of their batches use those of fixed blocks of
 examples, because running statistics of initialisation are those of no data. A scale-invariant layer (before a norm) is taken at
-its initial norm, because its scale has no effect on the outputs. This is the one exception to the rule that a probe runs in eval
-mode.
+its initial norm, because its scale has no effect on the outputs. Where either is so, the network that is compared is not the
+network now, and the stream runs it in a sweep of its own. This is the one exception to the rule that a probe runs in eval mode.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -26,7 +28,6 @@ from richter.instrument.capture import (
     Call,
     Pass,
     State,
-    batch_statistics,
     check_finite,
     moved_in_last_place,
     pushed_forward,
@@ -44,17 +45,19 @@ from richter.instrument.statistics.frame import (
     Group,
     Missing,
     Place,
+    Reading,
     Simple,
     Stack,
     Statistic,
+    Sweep,
     Wants,
 )
-from richter.instrument.stream import Chunk, Layout, MapInfo, as_read, by_example, chunks, fitting, grouped, steps, timed
+from richter.instrument.stream import Chunk, Layout, MapInfo, as_read, by_example, fitting, grouped
 from richter.instrument.subject import Subject
-from richter.instrument.survey import Audit, applied, check_calls, passed, remade, tolerance
+from richter.instrument.survey import Network, applied, check_calls, passed, remade, tolerance
 from richter.linalg import Rows, debiased_cka
 
-GRAPHS = 6  # of an example: in both networks, with tangents in one of them, and of the backward pass that these agree with
+GRAPHS = 5  # of an example, besides that of the pass: in the initial network, with tangents, and of the backward pass
 OUTPUTS = 7  # arrays of outputs in double precision
 TILE = 2 ** 20  # entries that are multiplied in double precision at a time
 BLOCK = 64  # examples whose statistics a norm uses
@@ -67,38 +70,16 @@ COTANGENTS = 3  # random cotangents of the test for candidates
 CLEARLY = 10  # one cotangent is enough if no layer is within this factor of SCALE_CANDIDATE
 
 
-# ------------------------------------------------------------------------------------------------------------- journey
+# -------------------------------------------------------------------------------------------------------- two networks
 
 
-class Stretch:
-    """Some examples in both networks; the initial network runs when somebody looks at it."""
-
-    def __init__(self, journey: Journey, rows: slice, x: Any, group: Int[Tensor, " n"], now: Pass) -> None:
-        self.journey, self.rows, self.x, self.group, self.now = journey, rows, x, group, now
-        self.n = rows.stop - rows.start
-
-    @cached_property
-    def then(self) -> Pass:
-        return self.journey.run(self.journey.first, self.x, self.rows.start)
-
-    @cached_property
-    def calls(self) -> dict[str, list[Call]]:
-        """Calls of each map in the network now."""
-        return grouped(self.now.calls)
-
-    @cached_property
-    def calls_then(self) -> dict[str, list[Call]]:
-        return grouped(self.then.calls)
-
-
-class Journey:
-    """Passes of the network now and of the initial one over the probe, for all gatherings that compare them."""
+class NetworkPair:
+    """The network now and the initial one as they are compared, for all gatherings of a measurement."""
 
     def __init__(self, subject: Subject) -> None:
         assert subject.then is not None
         self.subject, self.first = subject, subject.then
-        self.listeners: list[Listener] = []
-        self.walked = False
+        self._few_runs: dict[bool, Pass] = {}  # initially?
 
     # ------------------------------------------------------------------------------------------------- the networks
 
@@ -115,6 +96,16 @@ class Journey:
                 if any(not same_bits(now[k], self.first[k].to(now[k])) for k in buffers)]
 
     @cached_property
+    def network(self) -> Network:
+        """The network now, with norms as it was trained."""
+        return replace(self.subject.network, norms=self.norms)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The precision in which it is computed with."""
+        return self.network.dtype
+
+    @cached_property
     def last(self) -> State:
         """The weights now, with scale-invariant layers at their initial norm."""
         return _scaled(self.subject.state, self.scales) if self.scales else self.subject.state
@@ -126,12 +117,20 @@ class Journey:
         return {k: d for k, d in changes.items() if bool(d.any())}
 
     @cached_property
+    def sweep(self) -> Sweep | None:
+        """The network that is compared, where it is not the network now. Nothing is checked where norms mix examples."""
+        network = replace(self.network, state=self.last)
+        if self.norms:
+            return Sweep(replace(network, audit=None), tuple(self.blocks))
+        return Sweep(network) if self.scales else None
+
+    @cached_property
     def few(self) -> Any:
         """Some examples from all over the probe; of a large model as many as have room."""
-        n, (each, change, _) = self.subject.probe.n, self._sizes
+        n, (each, change, _) = self.subject.probe.n, self.sizes
         number = min(n, max(FEWEST, min(FEW, n // 16)))
         number = fitting(self.subject.memory - change, each, number) if change else number
-        return self.examples(torch.linspace(0, n - 1, number).long())
+        return to_device(select(self.subject.x, torch.linspace(0, n - 1, number).long()), self.subject.device)
 
     # --------------------------------------------------------------------------------------------- scale invariance
 
@@ -140,12 +139,16 @@ class Journey:
         """|W0| / |W| for the weights of scale-invariant layers and for their biases."""
         sizes = {k: (self.first[k].norm().item(), self.subject.state[k].norm().item()) for k in self.layers}
         grown = {k: before / size for k, (before, size) in sizes.items() if before and size and before != size}
-        candidates = list(grown)
+        candidates, with_effect = list(grown), set()
         for state in (self.subject.state, self.first):
-            chosen = self._scale_candidates(state) if candidates else ()
-            candidates = [k for k in candidates if k in chosen]
+            chosen, without = self._scale_candidates(state) if candidates else (set(), set())
+            candidates = [k for k in candidates if k in chosen | without]
+            with_effect |= chosen
+        candidates = [k for k in candidates if k in with_effect]
         scales = {name: grown[k] for k in self._scale_invariant(candidates) for name in self.layers[k]}
-        self.__dict__.pop("_few_runs", None)  # their graphs
+        if False in self._few_runs and not scales:
+            self.few_outputs = self._few_runs[False].f.detach()
+        self._few_runs.clear()
         return scales
 
     @cached_property
@@ -159,15 +162,23 @@ class Journey:
                 layers[k] = [k, bias] if bias != k and bias in self.parameters else [k]
         return layers
 
-    @cached_property
-    def _few_runs(self) -> tuple[Pass, Pass]:
-        """A few examples in the network now, and in the initial one."""
-        return self.run(self.subject.state, self.few, 0, record=False), self.run(self.first, self.few, 0, record=False)
+    def _few_run(self, state: State) -> Pass:
+        """A few examples in the network now, or in the initial one; kept while scale invariance is tested."""
+        initial = state is self.first
+        if initial not in self._few_runs:
+            self._few_runs[initial] = self.run(state, self.few, 0, record=False)
+        return self._few_runs[initial]
 
-    def _scale_candidates(self, state: State) -> set[str]:
+    @cached_property
+    def few_outputs(self) -> Tensor:
+        """Outputs of the network now on a few examples."""
+        return self.run(self.last, self.few, 0, record=False).f.detach()
+
+    def _scale_candidates(self, state: State) -> tuple[set[str], set[str]]:
         """Weights for which <W, df/dW> + <b, df/db> is nearly zero beside |W| |df/dW| + |b| |df/db|, for random combinations of
-        the outputs of a few examples. The first combination is enough where every weight has a clear effect."""
-        run = self._few_runs[state is self.first]
+        the outputs of a few examples; and weights without any gradient, as in a branch that ends in zeros. These say nothing of
+        their scale, so the other network decides. The first combination is enough where every weight has a clear effect."""
+        run = self._few_run(state)
         names = list(dict.fromkeys([*self.layers, *(k for own in self.layers.values() for k in own)]))
         draw, share = torch.Generator().manual_seed(0), SCALE_CANDIDATE + 8 * torch.finfo(state.precision).eps
         effects: dict[str, float] = dict.fromkeys(self.layers, 0.0)
@@ -184,16 +195,15 @@ class Journey:
                 effects[weight] += sum(products[k][0] for k in own) ** 2
                 bounds[weight] += sum(products[k][1] for k in own) ** 2
             if not combination and not candidates(CLEARLY * share):
-                return set()
-        return candidates(share)
+                break
+        return candidates(share), {k for k, bound in bounds.items() if bound == 0}
 
     def _scale_invariant(self, layers: Sequence[str]) -> Sequence[str]:
         """The layers that may be multiplied by any large number without effect, in both networks. All of them are tested
         together; if that fails, one after another."""
         def invariant(some: Sequence[str]) -> bool:
             names = [name for k in some for name in self.layers[k]]
-            return all(self._unchanged(state, names, run.f)
-                       for state, run in zip((self.subject.state, self.first), self._few_runs, strict=True))
+            return all(self._unchanged(state, names, self._few_run(state).f) for state in (self.subject.state, self.first))
 
         if not layers or invariant(layers):
             return layers
@@ -225,44 +235,15 @@ class Journey:
             contribution = self.wide(f)
         return bool((near - self.wide(f)).norm() <= SCALE_TOLERANCE * contribution.norm())
 
-    # --------------------------------------------------------------------------------------------------- the blocks
+    # ------------------------------------------------------------------------------------------------- sizes, groups
 
     @cached_property
     def blocks(self) -> list[slice]:
-        """Examples that go through the networks together: fixed blocks where norms mix them, whatever the size of chunks. A rest
+        """Examples that go through the networks together where norms mix them: fixed blocks, whatever the size of chunks. A rest
         of less than half a block joins the last one."""
         n = self.subject.probe.n
-        if not self.norms:
-            return steps(n, self._fitting())
         starts = [i for i in range(0, n, BLOCK) if i == 0 or n - i >= BLOCK // 2]
         return [slice(a, b) for a, b in zip(starts, [*starts[1:], n], strict=True)]
-
-    @cached_property
-    def _sizes(self) -> tuple[int, int, int]:
-        """Bytes of one example (its graphs in both networks with what is pushed through one, what a layer reads, and outputs in
-        double precision); of the change of a large model's weights, with gradients of some (of one that is used twice, three);
-        and of the smallest piece of work: of one example, or of weights that are moved in their last place."""
-        subject, survey = self.subject, self.subject.survey
-        numbers, outputs = [self.first[k].numel() for k in self.parameters], 8 * OUTPUTS * survey.outputs
-        each = subject.itemsize * (GRAPHS * survey.graph + max((m.unfolded for m in survey.maps.values()), default=0)) + outputs
-        change = subject.itemsize * (sum(numbers) + 3 * max(numbers, default=0))
-        change = change if change > SMALL else 0
-        moved = 2 * subject.itemsize * (sum(numbers) + survey.graph) + outputs if change else 0
-        return each, change, max(each * (min(BLOCK, subject.probe.n) if self.norms else 1) + change, moved)
-
-    def least(self) -> int:
-        """Bytes of the smallest piece of work."""
-        return self._sizes[2]
-
-    def give_back(self) -> None:
-        """Give back to the system what a large model has let go."""
-        give_back(self._sizes[1])
-
-    def _fitting(self) -> int:
-        """Examples that have room side by side, beside the change of the weights and what is compared (the other half)."""
-        subject, (each, change, _) = self.subject, self._sizes
-        room = min(subject.memory // 2, subject.memory - change)
-        return fitting(room, each, min(subject.probe.chunk, subject.probe.n), subject.survey.drawn)
 
     @cached_property
     def groups(self) -> int:
@@ -271,7 +252,31 @@ class Journey:
             return self.subject.groups
         return len(self.blocks) if self.subject.errors else 1
 
-    # ----------------------------------------------------------------------------------------------------- the walk
+    def group(self, rows: slice) -> Int[Tensor, " n"]:
+        """The group of each of these examples."""
+        if self.norms:
+            return torch.full((rows.stop - rows.start,), self.blocks.index(rows) % self.groups)
+        return torch.arange(rows.start, rows.stop) % self.groups
+
+    @cached_property
+    def sizes(self) -> tuple[int, int, int]:
+        """Bytes of one example, besides its pass (graphs in the initial network, what is pushed through it, what a layer reads,
+        and outputs in double precision); of the change of a large model's weights, with gradients of some (of one that is used
+        twice, three); and of the smallest piece of work: of one example, or of weights that are moved in their last place."""
+        subject, survey = self.subject, self.subject.survey
+        numbers, outputs = [self.first[k].numel() for k in self.parameters], 8 * OUTPUTS * survey.outputs
+        each = subject.itemsize * (GRAPHS * survey.graph + max((m.unfolded for m in survey.maps.values()), default=0)) + outputs
+        change = subject.itemsize * (sum(numbers) + 3 * max(numbers, default=0))
+        change = change if change > SMALL else 0
+        moved = 2 * subject.itemsize * (sum(numbers) + survey.graph) + outputs if change else 0
+        whole = each + subject.itemsize * survey.graph
+        return each, change, max(whole * (min(BLOCK, subject.probe.n) if self.norms else 1) + change, moved)
+
+    def give_back(self) -> None:
+        """Give back to the system what a large model has let go."""
+        give_back(self.sizes[1])
+
+    # ---------------------------------------------------------------------------------------------------- the passes
 
     def wide(self, t: Tensor) -> Tensor:
         """A tensor in float64, which differences of near numbers take."""
@@ -282,99 +287,69 @@ class Journey:
         return sum((self.wide(p) * self.wide(q)).sum().item()
                    for p, q in zip(a.detach().reshape(-1).split(TILE), b.detach().reshape(-1).split(TILE), strict=True))
 
-    def examples(self, rows: slice | Tensor) -> Any:
-        return to_device(select(self.subject.x, rows), self.subject.device)
-
     def run(self, state: State, x: Any, seed: int, record: bool = True, plain: bool = False) -> Pass:
         """A pass of some examples, as the survey says that it is made; ``record=False``: remembering no map."""
-        network = replace(self.subject.network, state=state)
-        with batch_statistics(self.norms):
-            run = passed(network, x, seed, None, plain) if record else network.run(x, record=False, seed=seed)
+        network = replace(self.network, state=state)
+        run = passed(network, x, seed, None, plain) if record else network.run(x, record=False, seed=seed)
         if record:
             check_calls(network, x, run.calls)
         check_finite(run.f)
         return run
 
-    def walk(self) -> None:
-        """Go over the probe once, when the first value is asked for."""
-        if self.walked:
-            return
-        self.walked = True
-        subject, audit = self.subject, self.subject.audit
-        unchecked = audit is not None and not audit.done  # no other pass of this measurement has checked anything
-        if unchecked and self.norms:  # in eval mode
-            for chunk in chunks(subject.network, subject.x, self._fitting(), maps=list(subject.survey.batched)):
-                chunk.look()
-        for i, rows in enumerate(self.blocks):
-            self._step(i, rows, audit if unchecked and not self.norms else None)
-            self.give_back()
-        self.__dict__.pop("direction", None)  # as large as the model, and nobody looks at it again
-
-    def _step(self, i: int, rows: slice, audit: Audit | None) -> None:
-        """One block of examples; nothing of it is held when the next one begins."""
-        subject, n = self.subject, rows.stop - rows.start
-        x, last = self.examples(rows), self.last  # which takes passes of its own, when it is first asked for
-        if audit is None:
-            with timed(subject.device) as seconds:
-                now = self.run(last, x, rows.start)
-            subject.forwards.add(n, seconds())
-        else:  # captures are compared with autograd's gradients
-            chunk = Chunk(replace(subject.network, state=last, audit=audit), x, rows, list(subject.survey.batched))
-            chunk.look()
-            now = chunk.run
-        group = torch.full((n,), i % self.groups) if self.norms else torch.arange(rows.start, rows.stop) % self.groups
-        stretch = Stretch(self, rows, x, group, now)
-        for listener in self.listeners:
-            listener.take(stretch)
-
 
 def _scaled(state: State, factors: Mapping[str, float]) -> State:
-    """The same weights, with some multiplied by a number."""
+    """Return the same weights, with some multiplied by a number."""
     return state.exchanged({id(state[k]): (state[k].detach() * s).requires_grad_() for k, s in factors.items()})
 
 
-def journey_of(subject: Subject) -> Journey:
-    """The journey of this measurement."""
-    if Journey not in subject.shared:
-        subject.shared[Journey] = Journey(subject)
-    return subject.shared[Journey]  # type: ignore[no-any-return]
+def network_pair(subject: Subject) -> NetworkPair:
+    """The two networks of this measurement."""
+    if NetworkPair not in subject.shared:
+        subject.shared[NetworkPair] = NetworkPair(subject)
+    return subject.shared[NetworkPair]  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------------------------ movement
 
-JOURNEY = 2.0  # passes: both networks forward, what is pushed through one, and that it agrees with a backward pass
+FORWARD, PUSHED = 1 / 3, 5 / 3  # passes: of the network now; of the initial one, what is pushed through it, and a backward pass
 NOTHING_TO_SAY = Remark()
 
 
-class Listener(Simple):
-    """A gathering that is told of every stretch of the journey."""
+class PairGathering(Simple):
+    """A gathering that compares the two networks."""
 
     def __init__(self, subject: Subject, remark: Remark = NOTHING_TO_SAY) -> None:
-        self.subject, self.journey = subject, journey_of(subject)
-        super().__init__({"examples": self.journey.groups}, remark)
-        self.journey.listeners.append(self)
+        self.subject, self.pair = subject, network_pair(subject)
+        super().__init__({"examples": self.pair.groups}, remark)
 
-    def take(self, stretch: Stretch) -> None:
-        raise NotImplementedError
+    @property
+    def sweep(self) -> Sweep | None:  # type: ignore[override]
+        return self.pair.sweep
 
 
 @dataclass(frozen=True)
-class OfJourney(Statistic):
-    """A statistic of both networks."""
+class OfNetworkPair(Statistic):
+    """A statistic of both networks. It ``holds`` the change of the weights, or features in half of the memory."""
 
     name: str
-    listener: Callable[[Subject], Listener]
+    gathering: Callable[[Subject], PairGathering]
     place: Place = "model"
     zero: str = ""
+    adds: float = 0.0  # passes
+    holds: Literal["", "change", "features"] = ""
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
         return NO_INITIAL if subject.then is None else self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
-        return Wants(alone=journey_of(subject).least(), what="one example in both networks", passes=JOURNEY)
+        (each, change, least), batched = network_pair(subject).sizes, subject.survey.batched
+        held = {"": 0, "change": change, "features": max(0, subject.memory // 2 - change)}[self.holds]
+        single = [k for k in subject.maps if k not in batched] if self.place == "map" else []
+        return Wants((*batched, *single), outputs=True, backward=False, held=held, alone=least, beside=each, optional=True,
+                     what="one example in both networks", passes=FORWARD + PUSHED, adds=self.adds)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return self.listener(subject)
+        return self.gathering(subject)
 
 
 # ---------------------------------------------------------------------------------------------------------- the outputs
@@ -399,17 +374,15 @@ class Gap:
     remark: Remark = NOTHING_TO_SAY
 
 
-class Linearisation(Listener):
+class Linearisation(PairGathering):
     """The change of the outputs, and the part of it that is J0 dw, the first-order effect of the change of the weights on the
     outputs of the initial network. It comes in the first way that a model allows and that agrees with its backward pass: forward
     mode; backward twice; or what every linear map read and is asked."""
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject, subject.drift)
-        listeners = self.journey.listeners
-        listeners.insert(0, listeners.pop())  # its pass of the initial network serves the others
-        self.sums = torch.zeros(self.journey.groups, 3, dtype=torch.float64)
-        self.counts = torch.zeros(self.journey.groups)
+        self.sums = torch.zeros(self.pair.groups, 3, dtype=torch.float64)
+        self.counts = torch.zeros(self.pair.groups)
         self.moved, self.failure = False, ""
 
     @cached_property
@@ -421,7 +394,7 @@ class Linearisation(Listener):
         return kept[Linearisation]  # type: ignore[no-any-return]
 
     def _found(self) -> tuple[str, str]:
-        reasons, few = [], self.journey.few
+        reasons, few = [], self.pair.few
         for way, product in WAYS.items():
             try:
                 if self._agrees(few, self._product(product, few, 0)[1], 0):
@@ -431,76 +404,87 @@ class Linearisation(Listener):
                 raise
             except FAILURES as why:
                 reasons.append(f"{way}: {type(why).__name__}: {str(why).splitlines()[0] if str(why) else ''}")
-        if self.journey.norms:
+        if self.pair.norms:
             return "", "; ".join([*reasons, "norms over batches leave no gradients of single examples"])
         return CAPTURES, ""
 
     def _product(self, product: Callable[..., tuple[Pass, Tensor]], x: Any, seed: int) -> tuple[Pass, Tensor]:
-        journey = self.journey
-        return product(lambda state: journey.run(state, x, seed, plain=True), journey.first, journey.direction)
+        pair = self.pair
+        return product(lambda state: pair.run(state, x, seed, plain=True), pair.first, pair.direction)
 
     def _agrees(self, x: Any, tangent: Tensor, seed: int) -> bool:
         """<V, J v> = <J^T V, v> for a random V on these examples?"""
-        journey = self.journey
-        journey.give_back()  # what the pass in forward mode has left
-        run = journey.run(journey.first, x, seed, record=False)
+        pair = self.pair
+        pair.give_back()  # what the pass in forward mode has left
+        run = pair.run(pair.first, x, seed, record=False)
         V = torch.randn(run.f.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(run.f)
         expected = size = 0.0
-        gradients = run.in_turns(V, [journey.first[k] for k in journey.direction])
-        for d, v in zip(gradients, journey.direction.values(), strict=True):
-            expected += journey.inner(d, v)
+        gradients = run.in_turns(V, [pair.first[k] for k in pair.direction])
+        for d, v in zip(gradients, pair.direction.values(), strict=True):
+            expected += pair.inner(d, v)
             size += d.norm().item() * v.norm().item()
-        return abs(journey.inner(V, tangent) - expected) <= tolerance(journey.first.precision) * size
+        return abs(pair.inner(V, tangent) - expected) <= tolerance(pair.first.precision) * size
 
-    def _holds(self, stretch: Stretch, tangent: Tensor) -> bool:
+    def _holds(self, chunk: Chunk, tangent: Tensor) -> bool:
         """Does it agree on one in eight of these examples, others in every measurement; where norms mix them, on one block?"""
-        audit, n, first = self.subject.audit, stretch.n, stretch.rows.start
+        audit, n, first = self.subject.audit, chunk.n, chunk.rows.start
         if audit is None:
             return True
-        if self.journey.norms:
-            due = self.journey.blocks[audit.number % len(self.journey.blocks)] == stretch.rows
-            return not due or self._agrees(stretch.x, tangent, first)
+        if self.pair.norms:
+            due = self.pair.blocks[audit.number % len(self.pair.blocks)] == chunk.rows
+            return not due or self._agrees(chunk.x, tangent, first)
         if n == 1:
-            return (first + audit.number) % ONE_IN != 0 or self._agrees(stretch.x, tangent, first)
+            return (first + audit.number) % ONE_IN != 0 or self._agrees(chunk.x, tangent, first)
         some = audit.order(n)[:max(1, n // ONE_IN)]
-        return self._agrees(select(stretch.x, some), tangent[some.to(tangent.device)], first)
+        return self._agrees(select(chunk.x, some), tangent[some.to(tangent.device)], first)
 
-    def take(self, stretch: Stretch) -> None:
-        self.moved = bool(self.journey.direction)
+    def add(self, reading: Reading) -> None:
+        self.moved = bool(self.pair.direction)
         if not self.moved or not self.way[0] or self.failure:
             return
-        pushed = self._captured(stretch) if self.way[0] == CAPTURES else self._pushed(stretch)
+        self.pair.give_back()  # what the chunk before has left
+        pushed = self._captured(reading.chunk) if self.way[0] == CAPTURES else self._pushed(reading)
         if pushed is not None:
             change, linear = pushed
+            group = self.pair.group(reading.rows)
             parts = torch.stack([t.square().sum(1) for t in (change - linear, change, linear)], 1)
-            self.sums.index_add_(0, stretch.group, parts.cpu())
-            self.counts += torch.bincount(stretch.group, minlength=len(self.counts))
+            self.sums.index_add_(0, group, parts.cpu())
+            self.counts += torch.bincount(group, minlength=len(self.counts))
 
-    def _pushed(self, stretch: Stretch) -> tuple[Tensor, Tensor] | None:
-        """The change of the outputs "n k", and J0 dw; zero at outputs that do not count."""
-        way, wide, counted = self.way[0], self.journey.wide, self.subject.counted
-        then, tangent = self._product(WAYS[way], stretch.x, stretch.rows.start)
-        if not self._holds(stretch, tangent):
-            if not self.journey.norms and self.cotangents.exact:
-                return self._captured(stretch)
+    def merge(self, other: Linearisation) -> None:
+        self.sums, self.counts = self.sums + other.sums, self.counts + other.counts
+        self.moved, self.failure = self.moved or other.moved, self.failure or other.failure
+
+    def again(self) -> bool:
+        self.pair.__dict__.pop("direction", None)  # as large as the model, and nobody looks at it again
+        return False
+
+    def _pushed(self, reading: Reading) -> tuple[Tensor, Tensor] | None:
+        """The change of the outputs "n k", and J0 dw; zero at outputs that do not count. The pass of the initial network serves
+        the others."""
+        way, wide, counted, chunk = self.way[0], self.pair.wide, self.subject.counted, reading.chunk
+        then, tangent = self._product(WAYS[way], chunk.x, chunk.rows.start)
+        if not self._holds(chunk, tangent):
+            if not self.pair.norms and self.cotangents.exact:
+                return self._captured(chunk)
             self.failure = f"{NO_WAY}: on some examples of the probe, {way} is not what the backward pass says"
             return None
-        stretch.then = then
-        change, linear = (t.reshape(stretch.n, -1) for t in (wide(stretch.now.f) - wide(then.f), wide(tangent)))
-        real = 1 if counted is None else counted[stretch.rows].to(change)
+        reading.then.run = replace(then, heard=grouped(then.calls))
+        change, linear = (t.reshape(chunk.n, -1) for t in (wide(chunk.f) - wide(then.f.reshape(chunk.n, -1)), wide(tangent)))
+        real = 1 if counted is None else counted[chunk.rows].to(change)
         return change * real, linear * real
 
-    def _captured(self, stretch: Stretch) -> tuple[Tensor, Tensor]:
+    def _captured(self, now: Chunk) -> tuple[Tensor, Tensor]:
         """The change of (combinations of) the outputs "n v", and sum over maps of <g, dW h + db>, with gradients of single
         examples for parameters without a map."""
-        subject, survey, v, wide = self.subject, self.subject.survey, self.journey.direction, self.journey.wide
+        subject, survey, v, wide = self.subject, self.subject.survey, self.pair.direction, self.pair.wide
         maps = {k: info for k, info in survey.batched.items() if info.weight in v and info.weight in survey.structured}
         biases = {b: own for b, own in survey.biases.items() if b in v}
         names = list(dict.fromkeys([*maps, *(k for own in biases.values() for k in own)]))
         loose = [k for k in v if k not in biases and k not in survey.structured]
-        chunk = Chunk(subject.initial_network, stretch.x, stretch.rows, names, subject.rowwise(self.cotangents, "mean"), loose)
+        chunk = Chunk(subject.initial_network, now.x, now.rows, names, subject.rowwise(self.cotangents, "mean"), loose)
         f = chunk.f
-        linear = f.new_zeros(len(chunk.V), stretch.n)
+        linear = f.new_zeros(len(chunk.V), now.n)
         for i in range(len(chunk.V)):
             captures = chunk.captures(slice(i, i + 1))
             for k, info in maps.items():
@@ -511,7 +495,7 @@ class Linearisation(Listener):
                 linear[i] += asked @ v[b].flatten().to(asked)
         for k in loose:
             linear += chunk.gradients[k] @ v[k].flatten().to(linear)
-        change = wide(stretch.now.f).reshape(stretch.n, -1) - wide(f)
+        change = wide(now.f) - wide(f)
         return torch.einsum("vnk,nk->nv", wide(chunk.V), change), wide(linear.T)
 
     @cached_property
@@ -520,7 +504,6 @@ class Linearisation(Listener):
         return every_output.chosen(None, self.subject.survey.outputs, "mean")
 
     def value(self, place: str, without: Group | None = None) -> Gap:
-        self.journey.walk()
         if not self.moved:
             return Gap()
         way, reason = self.way
@@ -533,7 +516,7 @@ class Linearisation(Listener):
         rounding = (self._rounding * self.counts[keep].sum().item()) ** 0.5
         sampled = way == CAPTURES and not self.cotangents.exact
         remark = Remark(Mark.ESTIMATED, self.cotangents.label(self.subject.survey.outputs)) if sampled else NOTHING_TO_SAY
-        return Gap(rest, change, linear, rounding, str(self.journey.last.precision).removeprefix("torch."), remark)
+        return Gap(rest, change, linear, rounding, str(self.pair.last.precision).removeprefix("torch."), remark)
 
     def leaving(self, place: str, kind: str) -> Stack:
         whole, keep = self.value(place), 1 - torch.eye(len(self.sums), dtype=self.sums.dtype)
@@ -547,9 +530,9 @@ class Linearisation(Listener):
         """The mean square, over a few examples, of what rounding may do to the change of an example's outputs: what it does to
         the outputs if every weight is moved in its last place, and that they are rounded themselves; twice because two networks
         are subtracted, and with a margin."""
-        journey, few, eps = self.journey, self.journey.few, torch.finfo(self.journey.last.precision).eps
-        moved = moved_in_last_place(journey.last, journey.parameters)
-        f, g = (journey.wide(journey.run(s, few, 0, record=False).f) for s in (journey.last, moved))
+        pair, few, eps = self.pair, self.pair.few, torch.finfo(self.pair.last.precision).eps
+        moved = moved_in_last_place(pair.last, pair.parameters)
+        f, g = pair.wide(pair.few_outputs), pair.wide(pair.run(moved, few, 0, record=False).f)
         last_place = (eps * f).square().sum().item() / 12  # of a number that is rounded to the nearest
         return 2 * MARGIN ** 2 * ((f - g).square().sum().item() + last_place) / len(f)
 
@@ -567,7 +550,7 @@ NOTHING_READ = ("no hidden layer reads as much of every example, or all that is 
 class Turned:
     """1 - CKA by layer, and what is to be said of it."""
 
-    layers: Mapping[str, float]
+    layers: Mapping[str, Any]  # a number, or one for each group that is left out
     remark: Remark = NOTHING_TO_SAY
 
 
@@ -580,8 +563,8 @@ def reading_apart(calls: Mapping[str, Sequence[Call]], names: Iterable[str]) -> 
 
 
 def masked_read(subject: Subject, name: str, calls: Sequence[Call], rows: slice) -> tuple[Tensor, Tensor | None] | None:
-    """What a map read of some examples, "n s d", and which positions count (None: all). None where it is lost, or where masked
-    positions cannot be told."""
+    """Return what a map read of some examples, "n s d", and which positions count (None: all). None where it is lost, or where
+    masked positions cannot be told."""
     reading = as_read(subject.survey.maps[name], calls, rows.stop - rows.start)
     if reading is None:
         return None
@@ -590,7 +573,7 @@ def masked_read(subject: Subject, name: str, calls: Sequence[Call], rows: slice)
     return None if name in subject.refused else (h, keep)
 
 
-class FeatureChange(Listener):
+class FeatureChange(PairGathering):
     """1 - CKA of what each hidden layer read then and reads now, by layer."""
 
     def __init__(self, subject: Subject) -> None:
@@ -601,28 +584,34 @@ class FeatureChange(Listener):
         self.examples = self.tokens = torch.zeros(0, dtype=torch.bool)  # which of them are compared
         self.rows: dict[str, list[tuple[Tensor, Tensor, Tensor]]] | None = None  # now, then, groups, by map
 
-    def take(self, stretch: Stretch) -> None:
+    def add(self, reading: Reading) -> None:
         if self.rows is None:
-            self.rows = self._chosen(stretch)
+            self.rows = self._chosen(reading.chunk)
+        group = self.pair.group(reading.rows)
         for name, parts in self.rows.items():
-            now, then = (self._read(name, calls, stretch) for calls in (stretch.calls, stretch.calls_then))
+            now, then = (self._read(name, c.run.heard, reading.rows, group) for c in (reading.chunk, reading.then))
             if now is not None and then is not None and now[0].shape == then[0].shape:
                 parts.append((now[0], then[0], now[1]))
+
+    def merge(self, other: FeatureChange) -> None:
+        self.rows = self.rows or {}
+        for name, parts in (other.rows or {}).items():
+            self.rows.setdefault(name, []).extend(parts)
 
     def _per_token(self, info: MapInfo) -> bool:
         """Has each position of the map an output of its own?"""
         shape = self.subject.survey.shape
         return len(shape) == 2 and shape[0] > 1 and info.positions == shape[0]
 
-    def _chosen(self, stretch: Stretch) -> dict[str, list[tuple[Tensor, Tensor, Tensor]]]:
+    def _chosen(self, chunk: Chunk) -> dict[str, list[tuple[Tensor, Tensor, Tensor]]]:
         """The maps that read different things, and as many rows of them as memory allows, evenly spaced."""
-        subject, calls, n = self.subject, stretch.calls, self.subject.probe.n
+        subject, calls, n = self.subject, chunk.run.heard, self.subject.probe.n
         names = reading_apart(calls, self.hidden)
         mask, shape = subject.probe.mask, subject.survey.shape
         length = shape[0] if any(self._per_token(self.hidden[k]) for k in names) else 1
         real = mask if mask is not None and mask.shape[1] == length else torch.ones(n, length, dtype=torch.bool)
         tokens = min(MOST_TOKENS, int(real.sum()))
-        held = sum(2 * sum(c.read.numel() for c in calls[k]) // stretch.n * subject.itemsize * (
+        held = sum(2 * sum(c.read.numel() for c in calls[k]) // chunk.n * subject.itemsize * (
             tokens // length if self._per_token(self.hidden[k]) else n) for k in names)
         share = min(1.0, subject.memory / 2 / max(1, held))
         self.examples = _evenly(torch.ones(n, dtype=torch.bool), int(n * share))
@@ -631,29 +620,28 @@ class FeatureChange(Listener):
             self.partial = Remark(Mark.ESTIMATED, f"from {share:.0%} of the rows: memory= holds no more")
         return {k: [] for k in names if k not in subject.refused}
 
-    def _read(self, name: str, calls: Mapping[str, Sequence[Call]], stretch: Stretch) -> tuple[Tensor, Tensor] | None:
-        """What a map read, "rows d", and the groups of the rows."""
-        reading = masked_read(self.subject, name, calls.get(name, []), stretch.rows)
+    def _read(self, name: str, calls: Mapping[str, Sequence[Call]], rows: slice, group: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return what a map read, "rows d", and the groups of the rows."""
+        reading = masked_read(self.subject, name, calls.get(name, []), rows)
         if reading is None:
             return None
         h, keep = reading
         if self._per_token(self.hidden[name]) and h.shape[1] == self.tokens.shape[1]:
-            chosen = self.tokens[stretch.rows].to(h.device)
+            chosen = self.tokens[rows].to(h.device)
             chosen = chosen if keep is None else chosen & keep.to(h.device)
-            return h[chosen].to(self.subject.network.dtype), stretch.group[:, None].expand(chosen.shape)[chosen.cpu()]
+            return h[chosen].to(self.pair.dtype), group[:, None].expand(chosen.shape)[chosen.cpu()]
         h = h if keep is None else h * keep.to(h)[..., None]
-        chosen = self.examples[stretch.rows]
-        return h[chosen.to(h.device)].flatten(1).to(self.subject.network.dtype), stretch.group[chosen]
+        chosen = self.examples[rows]
+        return h[chosen.to(h.device)].flatten(1).to(self.pair.dtype), group[chosen]
 
     @cached_property
     def changes(self) -> list[dict[str, float]]:
         """1 - CKA by layer: of all rows, and without each group."""
-        self.journey.walk()
         survey = self.subject.survey
         if all(k in survey.given for k in survey.maps):
-            alone = all(k in survey.structured or k in survey.biases for k in self.journey.parameters)
+            alone = all(k in survey.structured or k in survey.biases for k in self.pair.parameters)
             raise Missing(NO_HIDDEN if alone else NOTHING_READ)
-        changes: list[dict[str, float]] = [{} for _ in range(1 + self.journey.groups)]
+        changes: list[dict[str, float]] = [{} for _ in range(1 + self.pair.groups)]
         few, rows = False, self.rows or {}
         sizes = self.subject.kept.setdefault(FeatureChange, {})  # of the initial features, the same as in the last measurement
         for name in list(rows):
@@ -664,8 +652,8 @@ class FeatureChange(Listener):
             if len(now) < FEWEST_ROWS:
                 few = True
                 continue
-            a, b = (Rows(X, group, self.journey.groups) for X in (now, then))
-            key = (name, self.journey.groups, tuple(map(id, self.journey.norms)), len(now))
+            a, b = (Rows(X, group, self.pair.groups) for X in (now, then))
+            key = (name, self.pair.groups, tuple(map(id, self.pair.norms)), len(now))
             if key not in sizes:
                 sizes[key] = b.hsic(b)
             for change, cka in zip(changes, debiased_cka(a, b, sizes[key]), strict=True):
@@ -677,6 +665,11 @@ class FeatureChange(Listener):
 
     def value(self, place: str, without: Group | None = None) -> Turned:
         return Turned(self.changes[0 if without is None else 1 + without[1]], self.partial)
+
+    def leaving(self, place: str, kind: str) -> Sequence[Any]:
+        left = self.changes[1:]
+        layers = {name: np.array([change.get(name, math.nan) for change in left]) for name in self.changes[0]}
+        return Stack(Turned(layers, self.partial), len(left), lambda g: Turned(left[g], self.partial))
 
 
 def _evenly(real: Tensor, number: int) -> Tensor:
@@ -701,7 +694,7 @@ class Moved(NamedTuple):
     scale: float = 1.0
 
 
-class FunctionChange(Listener):
+class FunctionChange(PairGathering):
     """Norms of dW h + db and of W0 h + b0 over what each map reads now."""
 
     def __init__(self, subject: Subject) -> None:
@@ -718,9 +711,9 @@ class FunctionChange(Listener):
         large = info.entries > KEPT and info.kind != "grouped"  # a difference of near numbers is exact in any precision
         W, W0 = subject.plain(name) if large else (subject.W[name], subject.W0[name])
         assert W0 is not None
-        scale = self.journey.scales.get(str(info.weight), 1.0)
+        scale = self.pair.scales.get(str(info.weight), 1.0)
         W = W if scale == 1 else W * scale
-        now, then = (self._bias(name, state) for state in (self.journey.last, self.journey.first))
+        now, then = (self._bias(name, state) for state in (self.pair.last, self.pair.first))
         bias = None if now is None or then is None else torch.stack([now - then, then])
         weights = (W.detach() - W0.detach(), W0.detach(), bias)
         if not large:
@@ -728,7 +721,7 @@ class FunctionChange(Listener):
         return weights
 
     def _bias(self, name: str, state: State) -> Tensor | None:
-        """What is added to the map's output, if anything is; not a multiple of a bias, whose size is not known."""
+        """Bias that is added to the map's output, if any; not a multiple of a bias, whose size is not known."""
         subject, maps = self.subject, self.subject.survey.maps
         module = maps[name].module
         biases = dict(subject.survey.biases)
@@ -741,37 +734,30 @@ class FunctionChange(Listener):
                 return state[bias].detach().flatten().to(subject.home, dtype).split(sizes)[own.index(name)]
         return None
 
-    def take(self, stretch: Stretch) -> None:
-        for name, info in self.subject.survey.batched.items():
-            for c, layout in zip(stretch.calls[name], info.layouts, strict=True) if name in self.maps else ():
-                self._add(c, layout, stretch.rows, stretch.group)
+    def add(self, reading: Reading) -> None:
+        group, maps = self.pair.group(reading.rows), self.subject.survey.maps
+        for name, calls in reading.chunk.run.heard.items():
+            layouts: Sequence[Layout] = maps[name].layouts or ["major"] * len(calls)  # a single example: everything is its own
+            for c, layout in zip(calls, layouts, strict=True) if name in self.maps else ():
+                self._add(c, layout, reading.rows, group)
+
+    def merge(self, other: FunctionChange) -> None:
+        for name, sums in other.sums.items():
+            self.sums[name] = self.sums[name] + sums if name in self.sums else sums
 
     def _add(self, c: Call, layout: Layout, rows: slice, group: Tensor) -> None:
-        """What a call would have written with the change of the weights, and with the initial ones."""
+        """Add what a call would have written with the change of the weights, and with the initial ones."""
         name, n = c.name, len(group)
         *matrices, bias = self._weights(name)
-        squares = []
-        for i, W in enumerate(matrices):
-            z = by_example(remade(c, W, self.subject.network.dtype), n, layout).flatten(2)
-            keep = self.subject.real(name, rows, z.shape[1])
+        squares, keep = list[Tensor](), None
+        for i, written in enumerate(remade(c, matrices, self.pair.dtype)):
+            z = by_example(written, n, layout).flatten(2)
+            keep = self.subject.real(name, rows, z.shape[1]) if i == 0 else keep
             z = z if bias is None else z.add_(bias[i].to(z))  # it was made here
             z = z if keep is None else z.mul_(keep.to(z)[..., None])
             squares.append(torch.linalg.vector_norm(z.flatten(1), dim=1).cpu().double().square())
-        sums = self.sums.setdefault(name, torch.zeros(self.journey.groups, 2, dtype=torch.float64))
+        sums = self.sums.setdefault(name, torch.zeros(self.pair.groups, 2, dtype=torch.float64))
         sums.index_add_(0, group, torch.stack(squares, 1))
-
-    @cached_property
-    def squares(self) -> dict[str, Tensor]:
-        """All sums. Maps that can only be read of single examples have passes of their own."""
-        journey, subject = self.journey, self.subject
-        journey.walk()
-        single = [k for k in self.maps if k not in subject.survey.batched]
-        for i in range(subject.probe.n if single and not journey.norms else 0):
-            rows = slice(i, i + 1)
-            for c in journey.run(journey.last, journey.examples(rows), i).calls:
-                if c.name in single:
-                    self._add(c, "major", rows, torch.tensor([i % journey.groups]))
-        return self.sums
 
     def value(self, place: str, without: Group | None = None) -> Moved:
         subject = self.subject
@@ -779,22 +765,23 @@ class FunctionChange(Listener):
             raise Missing(APART)
         if place in subject.survey.readouts:
             raise Missing(READOUT, Mark.TRIVIAL)
-        if place not in self.squares:
+        if place not in self.sums:
             raise Missing("no example of the probe reached this layer", Mark.IDLE)
         if place in subject.refused:
             raise Missing(subject.refused[place], Mark.REFUSED)
-        squares = self.squares[place]
+        squares = self.sums[place]
         keep = [g for g in range(len(squares)) if without is None or g != without[1]]
         change, first = squares[keep].sum(0).sqrt().tolist()
-        return Moved(change, first, self.journey.scales.get(str(subject.survey.maps[place].weight), 1.0))
+        return Moved(change, first, self.pair.scales.get(str(subject.survey.maps[place].weight), 1.0))
 
     def leaving(self, place: str, kind: str) -> Stack:
-        whole, squares = self.value(place), self.squares[place].cpu()
+        whole, squares = self.value(place), self.sums[place].cpu()
         change, first = ((1 - torch.eye(len(squares), dtype=squares.dtype)) @ squares).sqrt().T.numpy()
         return Stack(whole._replace(change=change, first=first), len(squares), lambda g: self.value(place, (kind, g)))
 
 
-LINEARISATION = OfJourney("linearisation", Linearisation, zero="0/0: untrained, the weights are the initial ones")
-FEATURE_CHANGE = OfJourney("feature_change_by_layer", FeatureChange)
-FUNCTION_CHANGE = OfJourney("function_change_by_map", FunctionChange, "map",
-                            "0/0: the initial weights of this layer make nothing of what it reads")
+LINEARISATION = OfNetworkPair(
+    "linearisation", Linearisation, zero="0/0: untrained, the weights are the initial ones", adds=PUSHED, holds="change")
+FEATURE_CHANGE = OfNetworkPair("feature_change_by_layer", FeatureChange, adds=FORWARD, holds="features")
+FUNCTION_CHANGE = OfNetworkPair("function_change_by_map", FunctionChange, "map",
+                                "0/0: the initial weights of this layer make nothing of what it reads")

@@ -36,7 +36,7 @@ from richter.instrument.statistics.frame import (
     Wants,
     in_range,
 )
-from richter.instrument.statistics.moments import Sums, remark_of
+from richter.instrument.statistics.moments import GroupSums, remark_of
 from richter.instrument.stream import check_finite, chunks, fitting, with_siblings
 from richter.instrument.subject import Subject
 from richter.instrument.survey import map_gradient
@@ -80,7 +80,7 @@ class _Multiplied(Simple):
 
 
 @dataclass(frozen=True, eq=False)
-class Parameters:
+class ParameterVectors:
     """Vectors of all trainable parameters of a subject, in their order."""
 
     subject: Subject
@@ -109,7 +109,7 @@ class Parameters:
 
 
 @dataclass(frozen=True, eq=False)
-class Products(Parameters):
+class Products(ParameterVectors):
     """``A(v)`` for a vector v of all trainable parameters, one after another; ``parts`` reads a vector by parameter."""
 
     product: Product
@@ -200,14 +200,14 @@ class Gradient(Statistic):
         n, groups = subject.probe.n, subject.groups
         sizes = [len(range(g, n, groups)) if g < groups else 0 for g in range(GROUPS)]
         users = with_siblings(subject.survey.maps, subject.maps)
-        return _Gradient(subject, {k: Sums(counts=list(sizes)) for k in users}, {"examples": groups},
+        return _Gradient(subject, {k: GroupSums(counts=list(sizes)) for k in users}, {"examples": groups},
                          remark_of(subject, cotangents))
 
 
 @dataclass
 class _Gradient(Gathering):
     subject: Subject
-    sums: dict[str, Sums]
+    sums: dict[str, GroupSums]
     groups: Mapping[str, int]
     remark: Remark
 
@@ -226,7 +226,7 @@ class _Gradient(Gathering):
     def merge(self, other: _Gradient) -> None:
         for name, sums in self.sums.items():
             theirs = other.sums[name]
-            sums.merge(Sums(theirs.sums, [0] * GROUPS))  # every rank counts all examples
+            sums.merge(GroupSums(theirs.sums, [0] * GROUPS))  # every rank counts all examples
 
     def value(self, place: str, without: Group | None = None) -> Tensor:
         maps = self.subject.survey.maps

@@ -76,7 +76,7 @@ class Combined(Cotangents):
         return Y.to(f)
 
 
-class Sums(NamedTuple):
+class SketchSums(NamedTuple):
     """For each example: the number of outputs that count, the sums of its combinations over them, and the sum and the sum of
     squares of its labels."""
 
@@ -86,7 +86,7 @@ class Sums(NamedTuple):
     squares: Float[Tensor, " n"] | None
 
 
-def sums(t: Tangents, cotangents: Combined) -> Sums:
+def sums(t: Tangents, cotangents: Combined) -> SketchSums:
     """The sums of all examples, one after another, because all signs together may not fit."""
     subject, k = t.subject, t.subject.survey.outputs
     parts: list[tuple[Tensor, ...]] = []
@@ -96,7 +96,7 @@ def sums(t: Tangents, cotangents: Combined) -> Sums:
         Y = None if subject.Y is None else subject.Y[i[None]].cpu().double() * keep
         parts.append((keep.sum(1), S @ keep.T, *(() if Y is None else (Y.sum(1), Y.square().sum(1)))))
     number, signs, *labels = (torch.cat(p, -1).to(subject.home) for p in zip(*parts, strict=True))
-    return Sums(number, signs, *(labels or (None, None)))
+    return SketchSums(number, signs, *(labels or (None, None)))
 
 
 # ------------------------------------------------------------------------------------------------------ small matrices
@@ -142,7 +142,7 @@ class Small:
     """The kernel K of one module through the combinations: random ones, ones, and labels."""
 
     K: Float[Tensor, "v n v n"]
-    sums: Sums
+    sums: SketchSums
     draws: Tensor  # the group of each draw, "m"
     examples: Tensor  # the group of each example, "n"
     lacking: str = ""  # why there is no largest eigenvalue, where that is known in advance
@@ -285,20 +285,7 @@ def draws_of(cotangents: Cotangents, n: int) -> int:
     return max(4, min(v // 2, max(v // 8, 8 * v // n)))
 
 
-class Together(Tangents):
-    """Kernels that are held for all modules at once."""
-
-    @property
-    def held(self) -> int:
-        """Bytes of the small matrices, as they are and centred."""
-        return 16 * (len(self.by_module) + 1) * (self.n * self.v) ** 2
-
-    @property
-    def memory(self) -> int:
-        return max(0, super().memory - self.held)
-
-
-def operations(t: Together) -> float:
+def operations(t: Tangents) -> float:
     """Operations to compute the kernels, some examples at a time."""
     return sum(plan.operations for plan in t.plans("full", t.v))
 
@@ -306,9 +293,11 @@ def operations(t: Together) -> float:
 class OutputSketch(OfKernels):
     """A CentredKernel from random combinations of each example's outputs, with groups of examples and of draws to leave out."""
 
-    def combined(self, subject: Subject, cotangents: Cotangents) -> Together:
+    def combined(self, subject: Subject, cotangents: Cotangents) -> Tangents:
         draws = draws_of(cotangents, len(subject.kernel_rows))
-        return Together(subject, Combined(cotangents, draws, subject.Y is not None))
+        t = Tangents(subject, Combined(cotangents, draws, subject.Y is not None))
+        t.held = 16 * (len(t.by_module) + 1) * (t.n * t.v) ** 2  # the small matrices of all modules, as they are and centred
+        return t
 
     def least(self, subject: Subject, cotangents: Cotangents) -> int:
         """Bytes it takes: all modules' small matrices, one that is being computed, and the audit of captures."""
@@ -323,7 +312,8 @@ class OutputSketch(OfKernels):
         number = operations(t)
         passes = number / max(1, 3 * subject.probe.n * forward_operations(subject.survey))  # tables multiply nothing
         if number > FEW and passes > DEAR:
-            return f"{TOP}, and drawing it takes as many operations as {passes:.0f} passes: fewer Probe(kernel=...), or {FEWER}"
+            return (f"{TOP}, and drawing it takes as many operations as {passes:.0f} passes: fewer "
+                    f"Probe(kernel_examples=...), or {FEWER}")
         return ""
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
@@ -338,7 +328,7 @@ class OutputSketch(OfKernels):
 class _Drawn(Simple):
     """All modules' small matrices, computed when the first is read."""
 
-    def __init__(self, t: Together) -> None:
+    def __init__(self, t: Tangents) -> None:
         assert isinstance(t.cotangents, Combined)
         self.t, self.combined = t, t.cotangents
         label = f"{self.combined.draws} random combinations of the {t.subject.survey.outputs} outputs of each example"

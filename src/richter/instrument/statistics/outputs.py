@@ -1,4 +1,4 @@
-"""What the model answers on the probe: how far its outputs differ from example to example (SPREAD), and all of them beside the
+"""Outputs of the model on the probe: how far its outputs differ from example to example (SPREAD), and all of them beside the
 labels (OUTPUTS).
 """
 
@@ -61,7 +61,7 @@ def settling(subject: Subject) -> Remark:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of outputs: the mean square of an example's distance from the mean example, and of a single number."""
+    """Sizes of outputs: the mean square of an example's distance from the mean example, and of a single number."""
 
     spread: Any  # a number, or one for each group that is left out
     square: Any
@@ -85,8 +85,8 @@ class Spread(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Of some examples: of each output how many count and their mean; of all, squares about the mean, and squares. In numpy,
-    whose overhead is less: with groups left out these are added up many times."""
+    """Moments of some examples: for each output how many count and their mean; for all, squares about the mean, and squares. In
+    numpy, whose overhead is less: with groups left out these are added up many times."""
 
     numbers: NDArray[np.float64]  # "k", or one for all outputs where all count
     mean: NDArray[np.float64]  # "k"
@@ -108,7 +108,7 @@ class Moments:
 
     @property
     def counted(self) -> float:
-        """Of all outputs."""
+        """Number of all outputs that count."""
         return float(np.broadcast_to(self.numbers, self.mean.shape).sum())
 
     def __add__(self, other: Moments) -> Moments:
@@ -128,12 +128,13 @@ class _Spread(Gathering):
 
     def add(self, reading: Reading) -> None:
         home, counted = self.subject.home, self.subject.counted
-        for g, mine in reading.groups():
-            real = None if counted is None else counted[reading.rows][mine]
-            most = max(1, SMALL // (8 * TEMPORARY * self.subject.survey.outputs))  # examples at a time
-            for some in steps(len(reading.f[mine]), most):
+        groups, most = reading.groups(), max(1, SMALL // (8 * TEMPORARY * self.subject.survey.outputs))  # examples at a time
+        real = None if counted is None else counted[reading.rows]
+        for some in steps(-(-reading.chunk.n // len(groups)), most):
+            for g, mine in groups:
                 f = reading.f[mine][some].to(home, torch.float64)
-                self._put(g, Moments.of(f, None if real is None else real[some].to(f)))
+                if len(f):
+                    self._put(g, Moments.of(f, None if real is None else real[mine][some].to(f)))
 
     def _put(self, group: int, part: Moments) -> None:
         self.parts[group] = self.parts[group] + part if group in self.parts else part

@@ -30,18 +30,19 @@ from richter.instrument.statistics.frame import (
     OfKernels,
     Place,
     Simple,
+    Stack,
     Statistic,
     Wants,
     finite,
     in_range,
 )
-from richter.instrument.statistics.kernels import LABELS, TANGENT_KERNEL, Estimate, Estimates, Labels, Tangents, left
+from richter.instrument.statistics.kernels import LABELS, TANGENT_KERNEL, Estimate, Estimates, KernelTargets, Tangents, left
 from richter.instrument.statistics.sketches import way
 from richter.instrument.statistics.variants import Initial, Previous
 from richter.instrument.stream import LayerCapture, beside, chunks, fitting, steps
 from richter.instrument.subject import Subject
 from richter.kernels.contract import NUMBERS, Unit, at_positions, live_positions
-from richter.linalg import without_each
+from richter.linalg import quotient, without_each
 
 # ------------------------------------------------------------------------------------------------------------- sampling
 # The number that an output's own kernel gives with its labels grows with the number of examples that have it as their label. So
@@ -53,7 +54,7 @@ SAMPLED = 8  # outputs whose own kernels are computed when there are too many
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampledOutputs:
     """Outputs ``picked`` of so many. ``chosen``: places among them of those that were picked at random, each of which may be left
     out. Weights in a mean over all outputs: of all, without each of the chosen ones, without each group of examples; None where
     all are alike."""
@@ -70,16 +71,16 @@ class Sample:
         return len(self.picked) < self.among
 
 
-def uniform(outputs: Int[Tensor, " m"], number: int, draw: torch.Generator) -> Sample:
-    """Sample all outputs with the same probability."""
+def uniform(outputs: Int[Tensor, " m"], number: int, draw: torch.Generator) -> SampledOutputs:
+    """SampledOutputs all outputs with the same probability."""
     picked = outputs[torch.randperm(len(outputs), generator=draw)[:number]].sort().values
-    return Sample(picked, len(outputs), range(len(picked)))
+    return SampledOutputs(picked, len(outputs), range(len(picked)))
 
 
-def by_labels(outputs: Int[Tensor, " m"], labels: Float[Tensor, "m g"], number: int, draw: torch.Generator) -> Sample:
-    """Sample with probabilities in proportion to the number of labels, which is known for every group of examples."""
+def by_labels(outputs: Int[Tensor, " m"], labels: Float[Tensor, "m g"], number: int, draw: torch.Generator) -> SampledOutputs:
+    """SampledOutputs with probabilities in proportion to the number of labels, which is known for every group of examples."""
     if len(outputs) <= number:
-        return Sample(outputs, len(outputs), range(len(outputs)))
+        return SampledOutputs(outputs, len(outputs), range(len(outputs)))
     counts = labels.numpy().astype(np.float64)
     chances = inclusion(counts.sum(1), number)
     places = np.sort(np.concatenate([np.flatnonzero(chances == 1), _systematic(chances, draw)]))
@@ -87,7 +88,7 @@ def by_labels(outputs: Int[Tensor, " m"], labels: Float[Tensor, "m g"], number: 
     weights, free = 1 / (chances[places] * m), int((~sure).sum())
     chosen = np.flatnonzero(~sure).tolist()
     more = np.where(sure, weights, weights * free / max(1, free - 1))
-    return Sample(outputs[torch.from_numpy(places)], m, chosen, weights, [np.delete(more, i) for i in chosen],
+    return SampledOutputs(outputs[torch.from_numpy(places)], m, chosen, weights, [np.delete(more, i) for i in chosen],
                   [_without(counts, g, places, chances) for g in range(counts.shape[1])])
 
 
@@ -150,23 +151,24 @@ class Diagonal(OfKernels):
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         t = Tangents(subject, cotangents)
-        if subject.Y is None and self.labelled:
-            return Estimates(_unlabelled, {"examples": 0}, Remark())
-        sample = Sample(torch.arange(t.v), t.v, ()) if cotangents.exact else self._sample(t)
+        sample = self._sample(t)
         among = f"{sample.among} that have labels" if subject.Y is not None else str(sample.among)
         remark = Remark(Mark.ESTIMATED, f"{len(sample.picked)} outputs drawn of {among}") if sample.drawn else Remark()
         groups = {**({"outputs": len(sample.chosen)} if sample.drawn else {}), **t.groups}
         return Estimates(lambda: self._estimates(t, sample), groups, remark)
 
-    def _sample(self, t: Tangents) -> Sample:
-        """Sample from the outputs that have labels; without labels from all outputs."""
+    def _sample(self, t: Tangents) -> SampledOutputs:
+        """All outputs through exact cotangents, else some of those that have labels; if no labels are needed, some of all."""
         Y, draw, outputs = t.subject.Y, torch.Generator().manual_seed(t.cotangents.seed), t.subject.survey.outputs
+        if t.cotangents.exact or (Y is None and self.labelled):
+            outputs = 0 if Y is None and self.labelled else t.v
+            return SampledOutputs(torch.arange(outputs), outputs, ())
         known = counts(Y, t.rows, t.groups["examples"]) if self.by_labels and Y is not None else None
         if known is not None:
             return by_labels(*known, SAMPLED, draw)
         return uniform(torch.arange(outputs) if Y is None else labelled(Y, t.rows).nonzero().flatten().cpu(), SAMPLED, draw)
 
-    def _estimates(self, t: Tangents, sample: Sample) -> Iterator[tuple[str, Estimate]]:
+    def _estimates(self, t: Tangents, sample: SampledOutputs) -> Iterator[tuple[str, Estimate]]:
         if not len(sample.picked):
             raise Missing(NO_LABELS)
         labels = t.labels().given if t.cotangents.exact else None
@@ -182,7 +184,7 @@ class Diagonal(OfKernels):
         kept = KeptCaptures(t)
         return kept.kernels(picked) if kept.fewer_passes(len(picked)) else t.anew("diagonal", SomeOutputs(picked))
 
-    def _estimate(self, t: Tangents, K: Tensor, Y: Tensor, sample: Sample) -> Estimate:
+    def _estimate(self, t: Tangents, K: Tensor, Y: Tensor, sample: SampledOutputs) -> Estimate:
         """Sampled outputs and examples are left out separately: their variances add."""
         value, outputs = self.sums(K, Y), torch.arange(len(K), device=K.device)
         if not sample.drawn:
@@ -195,11 +197,6 @@ class Diagonal(OfKernels):
         weighted = {kind: [replace(part, weights=w) for part, w in zip(parts, weights[kind], strict=True)]
                     for kind, parts in groups.items()}
         return Estimate(replace(value, weights=sample.weights), weighted)
-
-
-def _unlabelled() -> Iterator[tuple[str, Estimate]]:
-    raise Missing(NO_LABELS)
-    yield
 
 
 MANY = 2 ** 62  # examples: so many that the gradients of a shared parameter are never formed
@@ -255,13 +252,7 @@ class KeptCaptures:
     def turns(self) -> list[list[Unit]]:
         """Modules whose captures, of one output, fit side by side with one example in a pass: every turn takes a pass."""
         room = self.t.memory - self.chunk_bytes - self.products_bytes
-        groups: list[list[Unit]] = []
-        for units in self.t.by_module.values():
-            if groups and self.kept_bytes([*groups[-1], *units], 1) <= room:
-                groups[-1] += units
-            else:
-                groups.append(list(units))
-        return groups
+        return self.t.side_by_side(lambda units: self.kept_bytes(units, 1) <= room)
 
     def fewer_passes(self, outputs: int) -> bool:
         """Does this take fewer passes than pairs of chunks? Not where all examples fit at once."""
@@ -293,8 +284,8 @@ class KeptCaptures:
             for some in steps(len(picked), at_once):
                 for c, captures in enumerate(self._captures(units, picked[some], size), some.start):
                     for name in modules:
-                        job = replace(t.job(t.by_module[name], "diagonal", SomeOutputs((picked[c],))), n=MANY)
-                        K[name][c:c + 1] += t.contract(job, captures).to(K[name])
+                        part = t.contract(t.by_module[name], captures, "diagonal", SomeOutputs((picked[c],)), MANY)
+                        K[name][c:c + 1] += part.to(K[name])
             yield from K.items()
 
     def _captures(self, units: Sequence[Unit], outputs: Sequence[int], size: int) -> Iterator[dict[str, LayerCapture]]:
@@ -354,10 +345,10 @@ class OutputByOutput(OfKernels):
 
 
 def output_by_output(name: str, single: Diagonal) -> OutputByOutput:
-    def sums(K: Float[Tensor, "n v n v"], labels: Labels) -> Any:
+    def sums(K: Float[Tensor, "n v n v"], labels: KernelTargets) -> Any:
         return single.sums(diagonal(K), labels.Y)
 
-    def leaving(_: Any, K: Float[Tensor, "n v n v"], labels: Labels, groups: int) -> Sequence[Any]:
+    def leaving(_: Any, K: Float[Tensor, "n v n v"], labels: KernelTargets, groups: int) -> Sequence[Any]:
         return single.leaving(diagonal(K), labels.Y, groups)
     return OutputByOutput(name, Derived(name, sums, (TANGENT_KERNEL, LABELS), leaving), single)
 
@@ -382,17 +373,18 @@ LOST = 1e-8  # share of the square of a kernel: with less left, subtracting a gr
 class SameOutput:
     """Sums over the kernel of each output c and its labels."""
 
-    quadratic: Float[Tensor, " v"]  # y_c^T K^cc y_c
-    norm: Float[Tensor, " v"]  # |K^cc|_F
-    energy: Float[Tensor, " v"]  # |y_c|^2
+    quadratic: Float[Tensor, "*g v"]  # y_c^T K^cc y_c; with groups left out, "g v"
+    norm: Float[Tensor, "*g v"]  # |K^cc|_F
+    energy: Float[Tensor, "*g v"]  # |y_c|^2
     weights: Weights | None = None  # in a mean over all outputs, where some were sampled; None: all alike
 
-    def mean(self, values: Weights, defined: NDArray[np.bool_]) -> float:
-        """Weighted mean over outputs of a number that is ``defined`` for some of them, estimated from the sampled ones."""
+    def mean(self, values: Weights, defined: NDArray[np.bool_]) -> Any:
+        """Mean over the outputs for which a number is ``defined`` (it is 0 elsewhere), estimated from the sampled ones; NaN where
+        it is defined for none."""
         if self.weights is None:
-            return float(values.mean())
-        weights = self.weights[defined]
-        return float(weights @ values * (self.weights.sum() / weights.sum()))
+            return quotient(values.sum(-1), defined.sum(-1))
+        weights = self.weights * defined
+        return quotient((weights * values).sum(-1) * self.weights.sum(-1), weights.sum(-1))
 
 
 def of_diagonal(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> SameOutput:
@@ -402,7 +394,7 @@ def of_diagonal(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> SameOutpu
     return SameOutput((y.mT @ K @ y)[:, 0, 0], norms, (Y * Y).sum(0))
 
 
-def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: int) -> list[SameOutput]:
+def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: int) -> Stack:
     """The sums with each group of examples left out, from sums over blocks. A submatrix is copied only where one group is nearly
     the whole kernel."""
     n = len(Y)
@@ -415,11 +407,12 @@ def of_diagonal_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], grou
     square = without_each(blocks)
     energies = np.square(grouped).sum(2)
     sizes = quadratic, square.clamp(min=0).sqrt(), torch.from_numpy(energies.sum(1, keepdims=True) - energies)
-    known = [SameOutput(*without) for without in zip(*(size.to(K).unbind(1) for size in sizes), strict=True)]
+    quadratic, norm, energy = (size.to(K).T.contiguous() for size in sizes)  # group, output
     for g in (square < LOST * blocks.sum((1, 2))[:, None]).any(0).nonzero().flatten().tolist():
         keep = left(n, ("examples", g)).to(K.device)
-        known[g] = of_diagonal(K[:, keep][:, :, keep], Y[keep])
-    return known
+        part = of_diagonal(K[:, keep][:, :, keep], Y[keep])
+        quadratic[g], norm[g], energy[g] = part.quadratic, part.norm, part.energy
+    return Stack(SameOutput(quadratic, norm, energy), groups, lambda g: SameOutput(quadratic[g], norm[g], energy[g]))
 
 
 def of_sampled_leaving(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"], groups: int) -> list[SameOutput]:
@@ -485,7 +478,7 @@ class OwnKernels(OutputByOutput):
         held = 2 * 8 * t.n ** 2 * (t.v if cotangents.exact else SAMPLED) * (len(t.by_module) + 1)
         if held > subject.memory:
             return (f"the kernels of all layers over {t.n} examples, now and at another time, need memory='{show_bytes(held)}': "
-                    f"fewer examples, Probe(kernel=...), need less")
+                    f"fewer examples, Probe(kernel_examples=...), need less")
         return super().planned(subject, cotangents)
 
 
@@ -493,23 +486,20 @@ def _kernels(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> Float[Tensor
     return K.to(Y.device, torch.float64)
 
 
-class _Fewer(Sequence[Tensor]):
+def _kernels_leaving(K: Float[Tensor, "v n n"], Y: Tensor, groups: int) -> Stack:
     """Kernels with each group of examples left out, made when they are read."""
+    K = _kernels(K, Y)
 
-    def __init__(self, K: Float[Tensor, "v n n"], Y: Tensor, groups: int) -> None:
-        self.K, self.groups = _kernels(K, Y), groups
+    def take(group: int) -> Tensor:
+        rows = left(K.shape[1], ("examples", group)).to(K.device)
+        return K[:, rows][:, :, rows]
 
-    def __len__(self) -> int:
-        return self.groups
-
-    def __getitem__(self, group: Any) -> Any:
-        rows = left(self.K.shape[1], ("examples", group)).to(self.K.device)
-        return self.K[:, rows][:, :, rows]
+    return Stack(None, groups, take)
 
 
 OWN_KERNELS = OwnKernels(
-    "own_kernels", Derived("own_kernels", lambda K: diagonal(K).clone(), (TANGENT_KERNEL,)),  # in memory of its own
-    Diagonal("own_kernels_of_single_outputs", _kernels, _Fewer, _Fewer, labelled=False))
+    "layer_kernels", Derived("layer_kernels", lambda K: diagonal(K).clone(), (TANGENT_KERNEL,)),  # in memory of its own
+    Diagonal("own_kernels_of_single_outputs", _kernels, _kernels_leaving, _kernels_leaving, labelled=False))
 
 
 @dataclass(frozen=True)

@@ -43,41 +43,29 @@ from richter.kernels.contract import Unit
 
 
 class Vectors:
-    """Random signs for every output of every example, and the labels last, each minus its mean over the outputs that count. Signs
-    are kept where they fit, else drawn again whenever they are read."""
+    """Random signs for every output of every example, which are kept as bits, and the labels last, each minus its mean over the
+    outputs that count."""
 
     def __init__(self, t: Tangents) -> None:
-        self.t, self.k, self.q = t, t.subject.survey.outputs, t.cotangents.vectors
-        self.Z = self.bits = None
-        if t.n * self.k * self.q <= SMALL:
-            self.Z = t.cotangents.signs(t.rows.tolist(), self.k, range(self.q))
-        elif t.n * self.k * self.q // 8 <= t.subject.memory // 8:
-            self.bits = [[np.packbits(self._drawn(v, slice(i, i + 1)).numpy().reshape(-1) > 0) for i in range(t.n)]
-                         for v in range(self.q)]
-        self.labelled = t.subject.Y is not None
+        self.t, self.k, self.q, self.labelled = t, t.subject.survey.outputs, t.cotangents.vectors, t.subject.Y is not None
+        self.dtype = torch.float64 if t.n * self.k * self.q <= SMALL else t.subject.network.dtype
+        self.bits = [[np.packbits(t.cotangents.signs([i], self.k, [v]).numpy().reshape(-1) > 0) for i in t.rows.tolist()]
+                     for v in range(self.q)]
         self.means = [self._mean(v) for v in range(len(self))]
 
     def __len__(self) -> int:
         return self.q + self.labelled
 
-    def _drawn(self, v: int, rows: slice) -> Tensor:
-        return self.t.cotangents.signs(self.t.rows[rows].tolist(), self.k, [v])[0]
-
     def _signs(self, v: int, rows: slice) -> Tensor:
         """Signs as int8."""
-        if self.Z is not None:
-            return self.Z[v, rows]
-        if self.bits is None:
-            return self._drawn(v, rows)
         return torch.stack([torch.from_numpy(np.unpackbits(bits, count=self.k).view(np.int8)).mul_(2).sub_(1)
                             for bits in self.bits[v][rows]])
 
     def _plain(self, v: int, rows: slice) -> Float[Tensor, "n k"]:
         """A vector before its mean is subtracted, in a tensor of its own."""
-        if v == self.q:
-            return self.t.subject.Y[self.t.rows[rows]]  # type: ignore[index]
-        signs = self._signs(v, rows)
-        return signs.double() if self.Z is not None else signs.to(self.t.subject.network.dtype)
+        if v < self.q:
+            return self._signs(v, rows).to(self.dtype)
+        return self.t.subject.Y[self.t.rows[rows]]  # type: ignore[index]
 
     def _counted(self, rows: slice) -> Tensor | None:
         counted = self.t.subject.counted
@@ -246,7 +234,7 @@ def compressed_bytes(t: Tangents, q: int) -> int:
     labels = sum(numbers) if subject.Y is not None else 0
     example = 2 * subject.survey.graph + 6 * subject.survey.outputs
     held = sum(table_bytes(t, table, q + 1) for table in tables) + subject.itemsize * (kept + labels)
-    rows = max((rows_bytes(subject, table, q + 1) for table in tables), default=0)
+    rows = max((tile_rows(subject, table.d, q + 1) * (q + 1) * table.d * subject.itemsize for table in tables), default=0)
     return held + max(rows, subject.itemsize * (sum(numbers) + 2 * max(numbers, default=0) + example))
 
 
@@ -269,7 +257,7 @@ class OtherReadOut(Exception):
 
 
 @dataclass
-class Table:
+class TableParameter:
     """A parameter "tokens d" that is the read-out, or looks tokens up, or both."""
 
     parameter: str
@@ -337,10 +325,11 @@ class Table:
 
 
 def tile_rows(subject: Subject, d: int, vectors: int) -> int:
+    """Rows of gradients that are made at a time."""
     return int(max(1, subject.memory // SHARE // (vectors * d * subject.itemsize)))
 
 
-def table_bytes(t: Tangents, table: Table, vectors: int) -> int:
+def table_bytes(t: Tangents, table: TableParameter, vectors: int) -> int:
     """Bytes that are kept: what is read, the gradients in tokens, and the signs as bits."""
     subject, maps = t.subject, t.subject.survey.maps
     kept = sum((vectors * maps[k].width + maps[k].positions * 2) * t.n for k in table.lookups)
@@ -348,21 +337,16 @@ def table_bytes(t: Tangents, table: Table, vectors: int) -> int:
     return subject.itemsize * kept + t.n * subject.survey.outputs // 8 * vectors
 
 
-def rows_bytes(subject: Subject, table: Table, vectors: int) -> int:
-    """Bytes of the rows of gradients that are made at a time."""
-    return tile_rows(subject, table.d, vectors) * vectors * table.d * subject.itemsize
-
-
-def without_tables(names: Sequence[str], tables: Sequence[Table]) -> list[str]:
+def without_tables(names: Sequence[str], tables: Sequence[TableParameter]) -> list[str]:
     return [k for k in names if k not in {table.parameter for table in tables}]
 
 
-def tables_of(t: Tangents, names: Sequence[str]) -> list[Table]:
+def tables_of(t: Tangents, names: Sequence[str]) -> list[TableParameter]:
     """The large parameters among these that are used as tables and in no other way; found once, on one example."""
     kept = t.subject.kept
     if ("tables", *names) not in kept:
         kept["tables", *names] = [(table.parameter, table.readout, table.lookups, table.d) for table in _find_tables(t, names)]
-    return [Table(*known) for known in kept["tables", *names]]
+    return [TableParameter(*known) for known in kept["tables", *names]]
 
 
 def no_table(t: Tangents, parameter: str) -> None:
@@ -372,7 +356,7 @@ def no_table(t: Tangents, parameter: str) -> None:
             known[:] = [table for table in known if table[0] != parameter]
 
 
-def _find_tables(t: Tangents, names: Sequence[str]) -> Iterator[Table]:
+def _find_tables(t: Tangents, names: Sequence[str]) -> Iterator[TableParameter]:
     subject, survey = t.subject, t.subject.survey
     for name in names:
         maps = survey.structured.get(name, ())
@@ -384,7 +368,7 @@ def _find_tables(t: Tangents, names: Sequence[str]) -> Iterator[Table]:
         lookups = tuple(k for k in maps if survey.maps[k].kind == "lookup")
         others = [k for k in maps if k not in lookups]
         d = survey.maps[lookups[0]].shape[0] if lookups else survey.maps[others[0]].shape[-1]
-        table = Table(name, others[0] if others else "", lookups, d)
+        table = TableParameter(name, others[0] if others else "", lookups, d)
         if len(others) <= 1 and (not others or _writes_all(subject, others[0])) and _is_table(t, table):
             yield table
 
@@ -397,7 +381,7 @@ def _writes_all(subject: Subject, name: str) -> bool:
         and info.positions == tokens and info.width == survey.outputs
 
 
-def _is_table(t: Tangents, table: Table) -> bool:
+def _is_table(t: Tangents, table: TableParameter) -> bool:
     """Are all uses one matrix, and is the gradient in the output of the read-out the cotangent itself?"""
     subject = t.subject
     run = recorded(subject, to_device(select(t.x, slice(0, 1)), subject.device), int(t.rows[0]), table.maps)
@@ -430,7 +414,7 @@ class GradientSketch(OfKernels):
         if _compresses(t):
             turns, alone = 1, compressed_bytes(t, q)
         else:
-            turns, alone = len(list(t.parameter_groups(q + 1))), 3 * t.gradient_bytes(q + 1)
+            turns, alone = len(t.parameter_groups(q + 1)), 3 * (q + 1) * t.largest_gradient
         passes = turns * (1 + 2 * (q + (subject.Y is not None))) / 3 * t.n / subject.probe.n
         return Wants(alone=alone, what=f"estimates of kernels over {t.n} examples", passes=passes)
 
@@ -448,7 +432,7 @@ SKETCH = GradientSketch("sketched_kernel")
 
 def _compresses(t: Tangents) -> bool:
     vectors = t.cotangents.vectors + 1
-    return t.gradient_bytes(vectors) > t.subject.memory // 3 or len(list(t.parameter_groups(vectors))) > TURNS
+    return vectors * t.largest_gradient > t.subject.memory // 3 or len(t.parameter_groups(vectors)) > TURNS
 
 
 def _sketch(t: Tangents) -> Iterator[tuple[str, Estimate]]:

@@ -55,7 +55,7 @@ class _Around(Statistic):
         return self.statistic.place
 
     def _around(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        """As it can be had there."""
+        """Return the statistic as it can be had there."""
         inner = self.statistic.planned(subject, cotangents)
         return inner if isinstance(inner, str) else replace(self, statistic=inner)
 

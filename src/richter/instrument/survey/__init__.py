@@ -22,8 +22,10 @@ from richter.instrument.survey.audit import (
 from richter.instrument.survey.examine import (
            FEWEST,
            SURVEYED,
+           Rebuilt,
            applied,
            check_same,
+           coarsest,
            looked,
            map_gradient,
            note_called,
@@ -40,12 +42,13 @@ from richter.instrument.survey.survey import (
            Survey,
            by_example,
            grouped,
+           rounding,
            tolerance,
            with_siblings,
 )
 
 __all__ = ["FEWEST", "MOST_DOUBTS", "PIECES", "SURVEYED", "UNABLE", "UNTRUSTED", "Amendments", "Audit", "Check", "Doubt",
-           "Forwards", "Layout", "MapInfo", "Network", "Noise", "Survey", "SurveyMemo", "amended", "applied", "by_example",
-           "check_calls", "check_same", "grouped", "looked", "map_gradient", "note_called", "passed", "remade",
-           "rounding_errors", "settings", "survey", "surveyed", "tolerance", "until_certain",
+           "Forwards", "Layout", "MapInfo", "Network", "Noise", "Rebuilt", "Survey", "SurveyMemo", "amended", "applied",
+           "by_example", "check_calls", "check_same", "coarsest", "grouped", "looked", "map_gradient", "note_called", "passed",
+           "remade", "rounding", "rounding_errors", "settings", "survey", "surveyed", "tolerance", "until_certain",
            "with_siblings"]

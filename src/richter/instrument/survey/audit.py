@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -29,7 +29,8 @@ from richter.instrument.survey.survey import UNABLE, Layout, Network, Survey, by
 
 MOST_DOUBTS = 100  # about one model: each time less of it is taken for granted
 CHANGED = 0.1  # share of itself by which a gradient that is rounding error changes at least; others change by some 1e-3
-MOVES = 4  # times that the weights are moved: a rounding error of a few numbers may come back as the same number
+STEADY = 1e-4  # share by which a gradient changes at most that is known not to be a rounding error
+MOVES = 8  # times that the weights are moved: a rounding error of a few numbers may come back as the same number
 DEVIATION = 16  # times the change of a gradient when the weights move, by which two right computations of it may differ
 PIECES = 8  # in which a large chunk goes through the model once more; a small one goes in halves
 EXACT = 1e-6  # share of a gradient by which it may change among other examples, in double precision
@@ -42,7 +43,7 @@ Where = Mapping[str, Sequence[tuple[int, Layout]]]  # of each map, its calls in 
 
 
 class Doubt(CaptureError):
-    """What was captured of some maps does not rebuild autograd's gradients."""
+    """Captures of some maps do not rebuild autograd's gradients."""
 
     def __init__(self, maps: Sequence[str], x: Inputs, example: int, why: str, biases: Sequence[str] = ()) -> None:
         names = ", ".join(map(repr, [*maps, *biases]))
@@ -142,40 +143,59 @@ def _as_surveyed(layouts: Sequence[str], rows: Sequence[int], calls: Sequence[Ca
 
 
 class Noise(NamedTuple):
-    """What has gradients that are nothing but rounding errors."""
+    """Maps and modules whose gradients are nothing but rounding errors."""
 
     maps: frozenset[str] = frozenset()  # in g
     modules: frozenset[str] = frozenset()  # in the gradients of all their parameters
     shares: Mapping[str, float] = {}  # of each map: how much its g changes, relative to g, when every weight moves
+    tried: frozenset[str] = frozenset()  # the modules that were looked at
 
 
-def rounding_errors(network: Network, x: Inputs, faint: Sequence[str]) -> Noise:
-    """The maps, of those that are faint, whose gradients are rounding errors, and such modules. A rounding error becomes another
-    one when every weight moves by one unit in its last place; a gradient stays what it is."""
-    if not faint:
-        return Noise()
+def rounding_errors(network: Network, x: Inputs, faint: Sequence[str], without_maps: Collection[str] = (),
+                    known: Collection[str] = ()) -> Noise:
+    """The maps, of those that are faint, whose gradients are rounding errors, and such modules, among them modules without maps.
+    A rounding error becomes another one when every weight moves by one unit in its last place; a gradient stays what it is. One
+    move is enough for maps and modules that are ``known`` to have had gradients before, if theirs are steady now."""
     trained = [k for k, w in network.state.items() if w.requires_grad]
-    owned = {m: [k for k in trained if k.rpartition(".")[0] == m]
-             for m in dict.fromkeys(network.survey.maps[k].module for k in faint)}
+    modules_of_maps = [network.survey.maps[k].module for k in faint]
+    owned = {m: [k for k in trained if k.rpartition(".")[0] == m] for m in dict.fromkeys([*modules_of_maps, *without_maps])}
+    if any(owned[m] for m in without_maps):
+        small = _small(network, x, trained, owned)
+        owned = {m: own for m, own in owned.items() if m in modules_of_maps or m in small}
+    else:
+        owned = {m: owned[m] for m in modules_of_maps}
+    if not owned:
+        return Noise()
     names = [k for own in owned.values() for k in own]
+    here = passed(network, x, 0, None)
     maps, modules = dict.fromkeys(faint, 0.0), dict.fromkeys(owned, 0.0)
     for move in range(MOVES):
         seen: list[tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]] = []
-        for state in (network.state, moved_in_last_place(network.state, trained, seed=2 + move)):
-            run = passed(replace(network, state=state), x, 0, None)
+        for run in (here, passed(replace(network, state=moved_in_last_place(network.state, trained, seed=2 + move)), x, 0, None)):
             calls = grouped([c for c in run.calls if c.name in faint])
             draw = torch.Generator().manual_seed(3 + move)
             R = torch.randn(run.f.shape, generator=draw, dtype=torch.float64).to(run.f)
-            g, gradients = replace(run, calls=[c for own in calls.values() for c in own]).backward(R, [state[k] for k in names])
+            only = replace(run, calls=[c for own in calls.values() for c in own])
+            g, gradients = only.backward(R, [run.state[k] for k in names])
             of_calls, of_weights = iter(g), dict(zip(names, gradients, strict=True))
             seen.append(({k: [c.map.outputs(c.module, next(of_calls)) for c in own] for k, own in calls.items()},
                          {m: [of_weights[k] for k in own] for m, own in owned.items()}))
         for shares, before, after in zip((maps, modules), *seen, strict=True):
             shares |= {k: max(shares[k], _changed(own, after.get(k, []))) for k, own in before.items()}
-        if min([*maps.values(), *modules.values()]) > CHANGED:
+        if all(share > CHANGED or (share < STEADY and k in known) for shares in (maps, modules) for k, share in shares.items()):
             break
     of_maps, of_modules = (frozenset(k for k, share in shares.items() if share > CHANGED) for shares in (maps, modules))
-    return Noise(of_maps, of_modules, maps)
+    return Noise(of_maps, of_modules, maps, frozenset(modules))
+
+
+def _small(network: Network, x: Inputs, trained: Sequence[str], owned: Mapping[str, Sequence[str]]) -> set[str]:
+    """The modules with gradients that rounding may have left of zeros: they are that small beside the largest one."""
+    run = network.run(x, record=False)
+    R = torch.randn(run.f.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(run.f)
+    gradients = run.in_turns(R, [network.state[k] for k in trained])
+    sizes = {k: float(d.norm()) for k, d in zip(trained, gradients, strict=True)}
+    bound = rounding(coarsest(run.state, run.f)) * max(sizes.values())
+    return {m for m, own in owned.items() if 0 < math.hypot(*(sizes[k] for k in own)) <= bound}
 
 
 def _changed(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
@@ -204,17 +224,20 @@ class Check:
         self.w *= torch.randint(0, 2, self.w.shape, generator=self.draw) * 2 - 1
         self.R: Tensor | None = None
         self.blocks = 0
+        self.last: tuple[Mapping[str, Tensor], Sequence[float]] = {}, ()  # block of cotangents
         self.totals = self._empty()
 
-    def add(self, V: Float[Tensor, "v n k"], stacked: Mapping[str, Tensor]) -> None:
-        """Add some cotangents, and the gradients "v n s ..." that each map has for them."""
+    def add(self, V: Float[Tensor, "v n k"], stacked: Mapping[str, Tensor], last: bool = True) -> None:
+        """Add some cotangents, and the gradients "v n s ..." that each map has for them. ``last``: none follow."""
         a = torch.randn(len(V), generator=self.draw).tolist()
         self.R = _combined(V, a, self.R)
         self.blocks += 1
         if self.blocks == BLOCKS + 1:
             self.totals = self._empty()  # filled at the end, by one backward pass
         for name, g in stacked.items() if self.blocks <= BLOCKS else ():
-            self.totals.add(name, weighted(_combined(g, a), self.w))
+            if not self.totals.add_rows(name, g, a, self.w):
+                self.totals.add(name, weighted(_combined(g, a), self.w))
+        self.last = (stacked, a) if last else ({}, ())  # earlier blocks are let go
 
     def finish(self, gradients: Callable[[Tensor], Mapping[str, Tensor]]) -> None:
         """Raise a Doubt if the captures do not rebuild autograd's gradients. ``gradients``: cotangents "n k" -> "n s ..." by
@@ -224,8 +247,10 @@ class Check:
         if everything is not None:
             self.totals = self._totals(everything, self.w)
         apart = self._apart() if self.order is not None else None
-        if apart is not None and self._agree(self.totals, apart):
+        (stacked, a), self.last = self.last, ({}, ())
+        if apart is not None and (self._agree(self.totals, apart) or self._cancel(apart, stacked, a)):
             return
+        del stacked
         here = self._autograd(self.totals, self.w)
         agree = self._agree(self.totals, here)
         odd = [k for k in self.calls if not math.isfinite(self.audit.sizes.get(k, 0.0))]
@@ -273,7 +298,7 @@ class Check:
         return None if self.totals.computed else gradients
 
     def _autograd(self, totals: Totals, w: Tensor) -> list[Tensor]:
-        """What the totals should be, by a backward pass through the graph that is there."""
+        """Compute what the totals should be, by a backward pass through the graph that is there."""
         assert self.R is not None
         return totals.expected(self.run.in_turns(weighted(self.R, w).to(self.run.f.dtype), totals.weights))
 
@@ -286,12 +311,12 @@ class Check:
             totals.add(name, weighted(g.to(torch.promote_types(g.dtype, torch.float32)), w))
         return totals
 
-    @property
+    @cached_property
     def _noise(self) -> float:
-        """What rounding may leave of a gradient that should be zero, relative to the largest."""
+        """Size that rounding may leave of a gradient that should be zero, relative to the largest."""
         return rounding(coarsest(self.run.state, self.run.f))
 
-    @property
+    @cached_property
     def _tolerance(self) -> float:
         return tolerance(coarsest(self.run.state, self.run.f))
 
@@ -303,6 +328,20 @@ class Check:
                              if k in self.survey.maps})
         return all(off <= self._tolerance * size for _, off, size in compared)
 
+    def _cancel(self, apart: Sequence[Tensor], stacked: Mapping[str, Tensor], a: Sequence[float]) -> bool:
+        """Is every total that of the examples in another order, but for the rounding of terms that cancel (in the bias of keys)?
+        The terms of the last block of cotangents are fewer than all, which makes the comparison stricter."""
+        compared, tol = self.totals.compared(apart), self._tolerance
+        off = [(names, off, size) for names, off, size in compared if not off <= tol * size]
+        if any(math.isnan(far) for _, far, _ in off) or any(names[0] not in self.survey.biases for names, _, _ in off):
+            return False
+        needed = {k for names, _, _ in off for k in self.survey.biases[names[0]]}
+        terms = {k: _combined(stacked[k], a) for k in needed if k in stacked}
+        exact = coarsest(self.run.state, self.run.f) == torch.float64
+        share = EXACT if exact else max(FLIPPED, 2 * tol)
+        noise = self._noise * max((size for _, _, size in compared), default=0.0)
+        return all(far <= min(tol * (size + self._terms(names, terms, self.w)), share * size + noise) for names, far, size in off)
+
     def _wrong(self, totals: Totals, expected: Sequence[Tensor], w: Tensor, gradients: Mapping[str, Tensor]) -> list[str]:
         """Maps and biases whose totals are not autograd's, relative to the terms of their sums too, because they may cancel."""
         tol = self._tolerance
@@ -310,7 +349,7 @@ class Check:
                 and off > tol * (size + self._terms(names, gradients, w)) for k in names]
 
     def _beyond_rounding(self, wrong: Sequence[str], expected: Sequence[Tensor], gradients: Mapping[str, Tensor]) -> list[str]:
-        """Those of these maps and biases that are off by more than rounding errors: a gradient that is small beside others has
+        """Select the maps and biases that are off by more than rounding errors: a gradient that is small beside others has
         other ones in every backward pass."""
         compared = self.totals.compared(expected)
         noise = self._noise * max((float(e.norm()) for e in expected), default=0.0)
@@ -371,7 +410,7 @@ def _combined(parts: Iterable[Tensor], a: Sequence[float], total: Tensor | None 
 
 
 @dataclass
-class Part:
+class GradientPart:
     """Some numbers of a weight's gradient, added up from captures."""
 
     names: tuple[str, ...]  # of the maps, or of the bias
@@ -387,9 +426,10 @@ class Totals:
         self.run, self.maps, self.calls, self.n = run, survey.maps, calls, n
         self.weights: list[Tensor] = []  # of which autograd's gradients are asked
         self.computed = any(self.maps[k].weight is None for k in calls)  # is some weight known from calls alone?
-        self._groups: list[tuple[int, list[Part]]] = []  # how many of these, one after another, add up to which parts
+        self._groups: list[tuple[int, list[GradientPart]]] = []  # how many of these, one after another, add up to which parts
         self._adding: dict[str, list[tuple[Way, Tensor]]] = {}  # map -> how it adds to which totals
         self._products: dict[str, Tensor] = {}  # h u of each map
+        self._factors: dict[str, Tensor] = {}  # w_n times h u or 1, of each map and each of its totals
         groups: dict[Any, tuple[list[Tensor], list[str]]] = {}
         for name in calls:
             weight = self.maps[name].weight
@@ -407,13 +447,36 @@ class Totals:
         for way, total in self._adding.get(name, ()):
             way(self, name, g, total)
 
+    def add_rows(self, name: str, g: Float[Tensor, "v n s ..."], a: Sequence[float], w: Tensor) -> bool:
+        """Add sum_v a_v w_n g_vns of one map, by one product with g. False if its totals are no such sums."""
+        ways = self._adding.get(name, ())
+        if g.dim() != 4 or g.dtype not in (torch.float32, torch.float64) or not all(
+                way in (Totals._add_rows, Totals._add_bias) for way, _ in ways):
+            return False
+        if ways:
+            if name not in self._factors:
+                ones = g.new_ones(g.shape[1:3])
+                self._factors[name] = torch.stack([weighted(self._read(name).to(g) if way is Totals._add_rows else ones, w)
+                                                   for way, _ in ways])
+            rows = self._factors[name]
+            if len(g) > 1 and g.is_contiguous():
+                products = torch.tensor(a, dtype=g.dtype, device=g.device)[None, :, None, None] * rows[:, None]
+                parts = [(1.0, products.flatten(1) @ g.flatten(0, 2))]
+            else:
+                parts = [(number, rows.flatten(1) @ part.flatten(0, 1) if part.is_contiguous()
+                          else (rows.transpose(0, 1) @ part).sum(0)) for number, part in zip(a, g, strict=True)]
+            for number, sums in parts:
+                for (_, total), row in zip(ways, sums, strict=True):
+                    total.add_(row, alpha=number)
+        return True
+
     @property
     def parts(self) -> list[tuple[tuple[str, ...], Tensor]]:
         """Names, and what was added up."""
         return [(part.names, part.total) for _, parts in self._groups for part in parts]
 
     def expected(self, exact: Iterable[Tensor]) -> list[Tensor]:
-        """What each part should be. ``exact``: autograd's gradients, one for each of the weights."""
+        """Return what each part should be. ``exact``: autograd's gradients, one for each of the weights."""
         result, exact = [], iter(exact)
         for many, parts in self._groups:
             gradient = functools.reduce(torch.add, itertools.islice(exact, many))
@@ -426,21 +489,21 @@ class Totals:
         return [(names, float((total - e).norm()), float(e.norm()))
                 for (names, total), e in zip(self.parts, expected, strict=True)]
 
-    def _group(self, weights: Sequence[Tensor], parts: list[Part]) -> None:
+    def _group(self, weights: Sequence[Tensor], parts: list[GradientPart]) -> None:
         self.weights += weights
         self._groups.append((len(weights), parts))
 
-    def _begin(self, names: Iterable[str], like: Tensor, of: Callable[[Tensor], Tensor], ways: Mapping[str, Way]) -> Part:
+    def _begin(self, names: Iterable[str], like: Tensor, of: Callable[[Tensor], Tensor], ways: Mapping[str, Way]) -> GradientPart:
         """A part to which nothing has been added, of the form that ``of`` gives; and the way in which each map adds to it."""
         dtype = torch.promote_types(torch.promote_types(like.dtype, self.run.f.dtype), torch.float32)
-        part = Part(tuple(names), torch.zeros_like(of(like), dtype=dtype, memory_format=torch.contiguous_format), of)
+        part = GradientPart(tuple(names), torch.zeros_like(of(like), dtype=dtype, memory_format=torch.contiguous_format), of)
         for name, way in ways.items():
             self._adding.setdefault(name, []).append((way, part.total))
         return part
 
-    def _parts(self, weight: Tensor, names: Sequence[str]) -> list[Part]:
-        """What is compared of a weight's gradient: products with a vector if these maps divide the weight among them, or if each
-        of them reads all of it; otherwise the gradient."""
+    def _parts(self, weight: Tensor, names: Sequence[str]) -> list[GradientPart]:
+        """Choose what is compared of a weight's gradient: products with a vector if these maps divide the weight among them, or
+        if each of them reads all of it; otherwise the gradient."""
         called = {k: self.calls[k][0][0] for k in names if self.calls[k]}
         if len(called) == len(names) and all(c.map.kind in ("dense", "grouped") for c in called.values()) and self._divided(
                 weight, called):
@@ -460,7 +523,7 @@ class Totals:
         again = sum(float(c.map.matrix(c.module, marks).square().sum()) for c in called.values())
         return math.isclose(again, float(marks.square().sum()), rel_tol=1e-9)
 
-    def _bias(self, bias: str, names: Sequence[str]) -> Part:
+    def _bias(self, bias: str, names: Sequence[str]) -> GradientPart:
         """The summed g of these maps, one behind the other."""
         part = self._begin([bias], self.run.state[bias].detach(), _flat, {})
         for name, total in zip(names, part.total.split([self.maps[k].writes for k in names]), strict=True):
@@ -504,7 +567,7 @@ class Totals:
             for c, layout in self.calls[name]:
                 dtype = torch.promote_types(c.read.dtype, torch.float32)
                 U = _vector(shape[-1], c.read.device).to(dtype).expand(*shape[:-2], 1, -1)  # a matrix with one row
-                parts.append(by_example(remade(c, U, dtype), self.n, layout)[..., 0])
+                parts.append(by_example(remade(c, [U], dtype)[0], self.n, layout)[..., 0])
             self._products[name] = torch.cat(parts, 1)
         return self._products[name]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,7 +54,7 @@ from richter.instrument.survey.survey import (
     splits,
     tolerance,
 )
-from richter.layers import Kind
+from richter.layers import Kind, LinearMap
 
 # -------------------------------------------------------------------------------------------------------------- verify
 # Do the captured ``h`` and ``g`` rebuild autograd's gradients? Looked at, not trusted: gradients of a random combination of the
@@ -69,7 +70,7 @@ MIXING = ("the model mixes examples (BatchNorm in train mode or without running 
 
 
 def coarsest(state: State, f: Tensor) -> torch.dtype:
-    """Of the precisions that a model computes in: half-precision layers before a float32 output round as they do."""
+    """Coarsest precision that a model computes in: half-precision layers before a float32 output round as they do."""
     return max(f.dtype, state.precision, key=lambda dtype: torch.finfo(dtype).eps)
 
 
@@ -95,13 +96,15 @@ def applied(kind: Kind, W: Tensor, h: Tensor) -> Tensor:
     return h @ W.T if kind == "dense" else torch.einsum("nsri,roi->nsro", h, W)
 
 
-def remade(c: Call, W: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a call would have written with another matrix and no bias, in its own layout "b s ..."."""
-    W = W.to(c.read.device, dtype)
+def remade(c: Call, matrices: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Outputs of a call with each of these matrices and no bias, in its own layout "b s ..."."""
+    matrices = [W.to(c.read.device, dtype) for W in matrices]
     if c.map.apply is not None and c.read._version == c.version:
-        return c.map.outputs(c.module, c.map.apply(c.module, c.read.to(dtype), W))
+        read = c.read.to(dtype)
+        return [c.map.outputs(c.module, c.map.apply(c.module, read, W)) for W in matrices]
     h = c.inputs()
-    return applied(c.map.kind, W, h.to(dtype) if h.is_floating_point() else h)
+    h = h.to(dtype) if h.is_floating_point() else h
+    return [applied(c.map.kind, W, h) for W in matrices]
 
 
 class Rebuilt:
@@ -114,7 +117,7 @@ class Rebuilt:
         self.squares = dict.fromkeys(self.exact, 0.0)  # of the sizes of the terms that were added
 
     def add(self, call: Call, h: Tensor, g: Tensor) -> None:
-        """What one call contributes to the gradient of its weight."""
+        """Add what one call contributes to the gradient of its weight."""
         e = self.exact[id(call.weight)]
         total = self.sums.setdefault(id(call.weight), torch.zeros(0, dtype=e.dtype, device=e.device))
         if not len(total):
@@ -151,7 +154,7 @@ class Rebuilt:
 
 @dataclass
 class Tally:
-    """What the calls of one map add up to."""
+    """Sums over the calls of one map."""
 
     first: Call
     candidates: list[Candidates]  # how examples may lie in each call
@@ -193,11 +196,18 @@ class Tally:
         layouts, rows = (tuple(self.layouts), tuple(self.rows)) if self.regular else ((), ())
         c = self.first
         shape = tuple(c.map.matrix(c.module, c.weight.detach()).shape)
-        placed = partial(index_of, c.map, c.module, c.weight.shape, c.weight.device)
+        placed = partial(_placed, c.map, weakref.ref(c.module), c.weight.shape, c.weight.device)
         if math.prod(shape) <= REMEMBERED:
             placed = partial(_itself, placed())
         return MapInfo(c.name, c.map.kind, layouts, rows, module, weight, shape, self.wrote // n, placed, self.copied // n,
                        self.live)
+
+
+def _placed(view: LinearMap, module: weakref.ref[nn.Module], shape: torch.Size, device: torch.device) -> Tensor:
+    """The index of a map whose survey does not keep the model alive."""
+    owner = module()
+    assert owner is not None
+    return index_of(view, owner, shape, device)
 
 
 def _itself(index: Tensor) -> Tensor:
@@ -302,8 +312,8 @@ def _by_weight(calls: Sequence[Call], *others: list[Tensor]) -> Iterator[tuple[A
 
 def _halves(whole: Pass, R: Tensor, half: Tensor,
             places: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], dict[int, Tensor]]:
-    """What each half of the examples asks of every call, and the gradients of all by the ids of the weights. Of a large model the
-    gradients of both halves are not held at once: it takes a third backward pass."""
+    """Return the backward signals of every call from each half of the examples, and the gradients of all by the ids of the
+    weights. Of a large model the gradients of both halves are not held at once: it takes a third backward pass."""
     if sum(p.numel() * p.element_size() for p in places) > LARGE:
         g1, g2 = whole.backward(half)[0], whole.backward(R - half)[0]
         return g1, g2, {id(p): d for p, d in zip(places, replace(whole, calls=[]).backward(R, places)[1], strict=True)}
@@ -337,8 +347,8 @@ def _check_references(model: nn.Module, whole: Pass) -> None:
 
 
 def describe(survey: Survey) -> Survey:
-    """What follows from its maps: all uses of a weight are read for many examples at a time, or none; and which parameters have
-    gradients that are rebuilt from maps."""
+    """Derive what follows from its maps: all uses of a weight are read for many examples at a time, or none; and which parameters
+    have gradients that are rebuilt from maps."""
     users: dict[str, list[str]] = {}
     for name, info in survey.maps.items():
         if info.weight is not None:
@@ -431,7 +441,7 @@ def _relative(f: Tensor, other: Tensor) -> float:
 
 
 def _first_apart(plain: Pass, gradients: list[Tensor], others: list[Tensor], largest: float = 0.0) -> int | None:
-    """Which of these gradients are not the same, beyond the rounding of the ``largest``: the first."""
+    """Return the first of these gradients that differ by more than the rounding of the ``largest``."""
     precision = coarsest(plain.state, plain.f)
     noise = rounding(precision) * max([largest, *(float(d.norm()) for d in gradients)])
     return next((i for i, (d, e) in enumerate(zip(gradients, others, strict=True))
@@ -535,7 +545,7 @@ def _one_by_one(network: Network, x: Inputs, result: Survey, verified: Verified)
 
 
 def matrices_of(run: Pass) -> dict[str, Tensor]:
-    """Of every map that is called."""
+    """Matrices of every map that is called."""
     return {c.name: c.map.matrix(c.module, c.weight.detach()) for c in run.calls}
 
 
@@ -564,7 +574,7 @@ def draws(network: Network, x: Inputs, whole: Pass, part: Pass, again: bool = Fa
 
 
 def _check_repeatable(network: Network, x: Inputs, whole: Pass) -> None:
-    """The same inputs, weights and seed give the same outputs, or there is no one function to measure."""
+    """Raise an error unless the same inputs, weights and seed give the same outputs: else there is no one function to measure."""
     change = _difference(network.glance(x, record=False).f, whole.f, whole.f)
     if change > math.sqrt(torch.finfo(coarsest(network.state, whole.f)).eps):
         raise CaptureError(f"the model's outputs change by {change:.1g} (relative) from one call to the next, with the same "

@@ -4,25 +4,30 @@ what is captured rebuilds autograd's gradients is looked at again with every new
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 import weakref
-from collections.abc import Iterable, Sized
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from richter.core import Mark, Remark
 from richter.core.values import give_back
 from richter.instrument.capture import (
+    OF_TORCH,
     Inputs,
     Output,
     Pass,
     State,
     copy_of,
     count,
+    fingerprint,
     forward,
     select,
     state_of,
@@ -43,7 +48,7 @@ from richter.instrument.survey.examine import (
     verify_one,
 )
 from richter.instrument.survey.survey import Layouts, MapInfo, Network, Survey, grouped, inner, tolerance, with_siblings
-from richter.layers import LinearMap
+from richter.layers import LinearMap, registered
 
 # --------------------------------------------------------------------------------------------------------------- amend
 # What a survey of the first examples could not know: maps that are used for other examples only, and maps that cannot be read
@@ -169,6 +174,8 @@ def _unexplained(name: str) -> Remark:
 
 UNTRUSTED = 16  # of measurements, in one the survey is looked at again though nothing has changed
 LONG = 16  # entries of a list that is compared
+DEPTH = 5  # containers and objects inside each other into which ``everything`` looks
+MOST_LOOKED_AT = 20_000  # numbers, words and objects; a model that keeps more is surveyed in every call
 
 
 @dataclass(frozen=True)
@@ -183,6 +190,8 @@ class _Entry:
     f: Tensor  # outputs of the first examples
     copied: set[str]
     survey: Survey
+    memory: float  # that it was allowed
+    everything: Any  # the numbers of the weights, and what modules and their classes keep
 
 
 class SurveyMemo:
@@ -219,9 +228,9 @@ class SurveyMemo:
         return self.amendments.apply(survey, state)
 
     def recall(self, model: nn.Module, x: Inputs, output: Output | None, look: bool) -> tuple[set[str], State, Survey] | None:
-        """What ``surveyed`` gives, if this model was surveyed on these examples. That the same modules of a plain model, with the
-        same settings, work in the same way is trusted, unless one is to ``look``: then that it gives the same outputs with the
-        same weights is looked at on the first of them, and with others, that its gradients are still rebuilt."""
+        """Return what ``surveyed`` gives, if this model was surveyed on these examples. That the same modules of a plain model,
+        with the same settings, work in the same way is trusted, unless one is to ``look``: then that it gives the same outputs
+        with the same weights is looked at on the first of them, and with others, that its gradients are still rebuilt."""
         self.trusted = False
         entry, now = self._entry, _architecture(model, output)
         if now is None or entry is None or entry.model() is not model or entry.architecture != now or not _equal(entry.x, x):
@@ -244,20 +253,39 @@ class SurveyMemo:
         self._keep(model, x, output, entry.copied, result)
         return entry.copied, state, _own(result)
 
-    def keep(self, model: nn.Module, x: Inputs, output: Output | None, copied: set[str], result: Survey) -> None:
-        self.surveys += 1
-        self._keep(model, x, output, copied, result)
+    def unchanged(self, model: nn.Module, x: Inputs, output: Output | None, memory: float) -> tuple[State, Survey, Tensor] | None:
+        """Return the state, the survey, and the outputs of the first examples when it was made, if nothing has changed since: the
+        modules with their modes, hooks and attributes, all numbers of the weights, and the first examples. No pass is made; what
+        cannot be seen here (global variables) changes the outputs, which the caller compares."""
+        entry = self._entry
+        if entry is None or entry.model() is not model or entry.memory != memory or entry.everything is None or entry.copied:
+            return None
+        now = _architecture(model, output)
+        if now is None or entry.architecture != now or entry.weights != _weights(model) or not _equal(x, entry.x):
+            return None
+        plain = not entry.survey.drawn and all(info.weight is not None for info in entry.survey.maps.values())
+        if not plain or entry.everything != everything(model):
+            return None
+        return state_of(model, copied=entry.copied), _own(entry.survey), entry.f
 
-    def _keep(self, model: nn.Module, x: Inputs, output: Output | None, copied: set[str], result: Survey) -> None:
+    def keep(self, model: nn.Module, x: Inputs, output: Output | None, copied: set[str], result: Survey,
+             memory: float = math.inf, exact: bool = False) -> None:
+        """Remember a survey. ``exact``: by all that ``unchanged`` compares."""
+        self.surveys += 1
+        self._keep(model, x, output, copied, result, memory, exact)
+
+    def _keep(self, model: nn.Module, x: Inputs, output: Output | None, copied: set[str], result: Survey,
+              memory: float = math.inf, exact: bool = False) -> None:
         architecture = _architecture(model, output)
         if architecture is not None:
-            f = _first_outputs(model, x, state_of(model, copied=copied), output, result)
+            few = result.examples if exact else 2  # some models run on no other number of examples than that of the survey
+            f = _first_outputs(model, x, state_of(model, copied=copied), output, result, few)
             self._entry = _Entry(weakref.ref(model), architecture, settings(model), _weights(model), copy_of(x), f, copied,
-                                 _own(result))
+                                 _own(result), memory, everything(model) if exact else None)
 
 
 def renewed(network: Network, x: Inputs) -> Survey | None:
-    """The same survey with other weights, if all that it says of the maps still holds; None where it must be made anew."""
+    """Return the survey for other weights, if all that it says of the maps still holds; None where it must be made again."""
     known = network.survey
     plain = not known.drawn and all(info.layouts for info in known.maps.values())
     if not plain or any(remark.mark is Mark.REFUSED for remark in known.notes.values()):
@@ -306,9 +334,9 @@ def _own(result: Survey) -> Survey:
     return replace(result, notes=dict(result.notes))
 
 
-def _first_outputs(model: nn.Module, x: Inputs, state: State, output: Output | None, survey: Survey) -> Tensor:
-    """What is compared to see that a model is still the one that was surveyed."""
-    return forward(model, select(x, slice(0, 2)), state, output=output, record=False, anew=survey.anew).f.detach()
+def _first_outputs(model: nn.Module, x: Inputs, state: State, output: Output | None, survey: Survey, few: int = 2) -> Tensor:
+    """Outputs that are compared to see that a model is still the one that was surveyed."""
+    return forward(model, select(x, slice(0, few)), state, output=output, record=False, anew=survey.anew).f.detach()
 
 
 def _architecture(model: nn.Module, output: Output | None) -> Any:
@@ -323,18 +351,85 @@ def _architecture(model: nn.Module, output: Output | None) -> Any:
              for name, m in model.named_modules()])
 
 
-def _hooks(m: nn.Module) -> tuple[Sized, ...]:
+def _hooks(m: nn.Module) -> tuple[Mapping[int, Any], ...]:
     return m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks
 
 
+def everything(model: nn.Module) -> Any:
+    """The numbers of a model's weights, and all that its modules and their classes keep; None if that is too much to compare."""
+    modules = list(model.modules())
+    bases = dict.fromkeys(kind for m in modules for kind in type(m).__mro__[:-1])
+    kinds = [kind for kind in bases if not f"{kind.__module__}.".startswith("torch.")]
+    holders = [*({k: v for k, v in vars(m).items() if k not in OF_TORCH} for m in modules),
+               *(dict(vars(kind)) for kind in kinds)]
+    looker = _Looker({id(m): m for m in modules})
+    contents = [[(k, looker.look(kept, DEPTH)) for k, kept in holder.items()] for holder in holders]
+    hooks = [[list(box) for box in _hooks(m)] for m in modules]  # their keys: no two hooks have the same
+    if looker.left < 0:
+        return None
+    return contents, hooks, registered(), [fingerprint(t) for t in (*model.parameters(), *model.buffers())]
+
+
+class _Looker:
+    """Looks into what hangs on a model, and writes down what can be compared later."""
+
+    def __init__(self, modules: dict[int, nn.Module]) -> None:
+        self.modules, self.left = modules, MOST_LOOKED_AT
+        self.inside: set[int] = set()  # ids of the objects that are being looked into
+
+    def look(self, kept: Any, depth: int) -> Any:
+        """The value of numbers and words, the bits of arrays, the contents of containers, functions and objects; and which object
+        it is, if it may change."""
+        self.left -= 1
+        if kept is None or isinstance(kept, (bool, int, str, bytes)):
+            return kept
+        if isinstance(kept, (float, complex, torch.dtype, torch.device)):
+            return repr(kept)  # NaN is NaN
+        if id(kept) in self.modules or id(kept) in self.inside or depth == 0 or self.left < 0 or isinstance(kept, type):
+            return id(kept)
+        self.inside.add(id(kept))
+        found = self._inside(kept, depth - 1)
+        self.inside.discard(id(kept))
+        return id(kept), found
+
+    def _inside(self, kept: Any, depth: int) -> Any:
+        if isinstance(kept, Tensor):
+            return kept.requires_grad, kept.shape, kept.dtype, fingerprint(kept)
+        if isinstance(kept, np.ndarray):
+            bits = b"" if kept.dtype.hasobject else np.ascontiguousarray(kept).tobytes()
+            return kept.shape, str(kept.dtype), zlib.crc32(bits)
+        if isinstance(kept, (Mapping, tuple, list, frozenset, set)) and len(kept) > self.left:
+            self.left = -1
+        elif isinstance(kept, Mapping):
+            return [(self.look(k, depth), self.look(v, depth)) for k, v in list(kept.items())]
+        elif isinstance(kept, (tuple, list, frozenset, set)):
+            return [self.look(v, depth) for v in kept]
+        elif isinstance(kept, types.FunctionType):
+            cells = [cell.cell_contents for cell in kept.__closure__ or () if _filled(cell)]
+            return id(kept.__code__), [self.look(v, depth) for v in (*cells, kept.__defaults__, kept.__kwdefaults__)]
+        if isinstance(kept, (staticmethod, classmethod, types.MethodType)):
+            return self.look(kept.__func__, depth), self.look(getattr(kept, "__self__", None), depth)
+        if isinstance(kept, functools.partial):
+            return [self.look(v, depth) for v in (kept.func, kept.args, kept.keywords)]
+        return self.look(getattr(kept, "__dict__", None) or None, depth)
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  a name that is not bound yet
+    except ValueError:
+        return False
+    return True
+
+
 def settings(model: nn.Module) -> Any:
-    """What a model is besides its modules and weights, as far as one can see: numbers and words that its modules keep."""
+    """Settings of a model besides its modules and weights, as far as one can see: numbers and words that its modules keep."""
     return [(name, key, value) for name, m in model.named_modules() for key, kept in list(vars(m).items())
             for value in [_setting(kept)] if value is not None]
 
 
 def _setting(kept: Any) -> Any:
-    """As something that does not change with it; None of what is none."""
+    """Return a setting as a value that does not change with it; None for anything else."""
     if isinstance(kept, (bool, int, str)):
         return kept
     if isinstance(kept, float):
@@ -348,13 +443,13 @@ def _setting(kept: Any) -> Any:
 
 
 def _weights(model: nn.Module) -> Any:
-    """Which numbers they are: every change counts."""
+    """Identities and versions of the weights: every change counts."""
     return [(t._version, (t.data_ptr(), t.stride()) if t.layout is torch.strided else 0)
             for t in (*model.parameters(), *model.buffers())]
 
 
 def _places(weights: Any) -> list[Any]:
-    """Where the numbers lie: where they do not move, matrices that are views of them follow every change."""
+    """Memory addresses of the weights: where they do not move, matrices that are views of them follow every change."""
     return [place for _, place in weights]
 
 

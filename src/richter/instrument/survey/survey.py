@@ -1,4 +1,4 @@
-"""Which outputs of a fused projection are queries, keys and values? A name only says where to look. What the model does with the
+"""Queries, keys and values among the outputs of a fused projection. A name only says where to look. What the model does with the
 outputs decides: attention multiplies queries with keys, and what comes of it with values.
 """
 
@@ -28,7 +28,7 @@ Layout = Literal["major", "minor", "second"]  # where the examples are in a laye
 
 @dataclass(frozen=True)
 class MapInfo:
-    """What the survey learned about one linear map."""
+    """Facts that the survey learned about one linear map."""
 
     name: str
     kind: Kind
@@ -44,12 +44,12 @@ class MapInfo:
 
     @property
     def index(self) -> Tensor:
-        """Where each entry of the matrix stands in the flattened weight."""
+        """Position of each entry of the matrix in the flattened weight."""
         return self.placed().reshape(-1)
 
     @property
     def entries(self) -> int:
-        """Of the matrix."""
+        """Number of entries of the matrix."""
         return math.prod(self.shape)
 
     @property
@@ -59,7 +59,7 @@ class MapInfo:
 
     @property
     def positions(self) -> int:
-        """Of one example, over all calls."""
+        """Number of positions of one example, over all calls."""
         return max(1, self.width // self.writes)
 
     @property
@@ -75,7 +75,7 @@ class MapInfo:
 
 @dataclass
 class Survey:
-    """What can be measured, and how; ``notes`` says what cannot."""
+    """Maps that can be measured, and how; ``notes`` says what cannot."""
 
     maps: dict[str, MapInfo] = field(default_factory=dict)
     expand: set[str] = field(default_factory=set)  # modules whose output all examples share
@@ -95,14 +95,15 @@ class Survey:
     given: frozenset[str] = frozenset()  # maps that read the model's input, as it is or in a form that depends on no weight
     readouts: frozenset[str] = frozenset()  # maps whose output is the model's
     examples: int = 0  # that were looked at
+    vectorised: bool = True  # may torch.func.vmap be tried for gradients of single examples?
     drawn: bool = False  # the forward pass draws (dropout): examples go one by one, each with a seed of its own
 
     def note(self, name: str) -> Mark | None:
-        """What kind of remark there is on a layer."""
+        """Mark of the remark on a layer."""
         return self.notes[name].mark if name in self.notes else None
 
     def lightened(self) -> Survey:
-        """The same with blocks computed again for every backward pass."""
+        """Return the survey with blocks that are recomputed for every backward pass."""
         return replace(self, anew=self.blocks, graph=self.light) if self.blocks else self
 
     @property
@@ -156,6 +157,7 @@ class Network:
     audit: Any = None  # the Audit that checks what is captured in this measurement; None: nothing is checked
     wide: bool = False  # compute in float64 with what is captured: products of single precision leave its range
     forwards: Forwards = field(default_factory=Forwards)  # timed passes
+    norms: Sequence[nn.Module] = ()  # these use the mean and variance of the examples in hand
 
     @property
     def device(self) -> torch.device:
@@ -175,7 +177,8 @@ class Network:
     def run(self, x: Inputs, rows: slice = slice(None), **options: Any) -> Pass:
         """Make a forward pass of some of the examples; ``options`` as in richter.instrument.capture.forward."""
         x = x if rows == slice(None) else select(x, rows)
-        return forward(self.model, x, self.state, output=self.output, splits=self.survey.splits, anew=self.survey.anew, **options)
+        return forward(self.model, x, self.state, output=self.output, splits=self.survey.splits, anew=self.survey.anew,
+                       norms=self.norms, **options)
 
     def glance(self, x: Inputs, rows: slice = slice(None), **options: Any) -> Pass:
         """Make a forward pass without a graph: for what layers read, and for outputs."""
@@ -193,7 +196,7 @@ def inner(x: Inputs) -> slice:
 
 
 def by_example(t: Shaped[Tensor, "b s *rest"], n: int, layout: Layout) -> Shaped[Tensor, "n p *rest"]:
-    """What a layer saw on its own axes b, s -> the examples first, and each one's positions."""
+    """Rearrange what a layer saw on its own axes b, s: the examples first, then the positions of each."""
     b, s, rest = t.shape[0], t.shape[1], t.shape[2:]
     if layout == "second":  # examples along the second axis, as in recurrent layers
         return t.reshape(b, n, s // n, *rest).movedim(1, 0).reshape(n, -1, *rest)
@@ -211,8 +214,8 @@ def grouped(calls: Sequence[Call]) -> dict[str, list[Call]]:
 
 
 def layouts_of(whole: Pass, part: Pass, n: int, m: int) -> Layouts:
-    """Where the examples may be in each call of each map: a pass of n of them is compared with one of m (the second to the last
-    but one)."""
+    """Find where the examples may be in each call of each map: a pass of n of them is compared with one of m (the second to the
+    last but one)."""
     fewer = grouped(part.calls)
     return {name: [_candidates(c, d, n, m, whole.state.precision) for c, d in zip(calls, fewer[name], strict=True)]
             if len(calls) == len(fewer.get(name, [])) else [()] * len(calls)
@@ -220,7 +223,7 @@ def layouts_of(whole: Pass, part: Pass, n: int, m: int) -> Layouts:
 
 
 def _candidates(c: Call, d: Call, n: int, m: int, precision: torch.dtype) -> Candidates:
-    """Of one call, on n examples and on m. Rows that are alike leave several: which of them it is, gradients tell."""
+    """Candidates of one call, on n examples and on m. Rows that are alike leave several: which of them it is, gradients tell."""
     if c.shape == d.shape:
         return SHARED if c.shape.numel() else ()  # of no example: nothing is known
     if len(c.shape) != len(d.shape):
@@ -251,8 +254,8 @@ def rounding(dtype: torch.dtype) -> float:
 
 
 def close(x: Tensor, y: Tensor, precision: torch.dtype) -> bool:
-    """The same numbers, up to the rounding of two right computations of this precision; relative to the largest of them, however
-    small that is."""
+    """Tell whether two tensors are equal up to the rounding of two right computations of this precision; relative to the largest
+    of them, however small that is."""
     x, y = x.detach(), y.detach()
     tol = max(tolerance(x.dtype), tolerance(precision)) if x.is_floating_point() else 0.0
     return x.shape == y.shape and (not x.numel() or bool((x - y).abs().max() <= tol * x.abs().max()))
@@ -346,7 +349,7 @@ def splits(network: Network, x: Inputs) -> dict[str, Split]:
 
 
 def _parts(call: Call, products: Sequence[tuple[Tensor, ...]], state: State) -> Split | None:
-    """What the first products whose factors all depend on the outputs of ``call`` make of them: q k^T and then (...) v, or
+    """Find how the first products whose factors all depend on the outputs of ``call`` use them: q k^T and then (...) v, or
     k^T v and then q (...), or all of it at once. None if they are something else."""
     pair: tuple[Channels, Channels] | None = None
     for operands in products:

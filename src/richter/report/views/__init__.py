@@ -1,4 +1,4 @@
-"""The views of the dashboard: one file for each tab, and this folder is their list. One from outside is added by a call:
+"""The views of the dashboard: one file per tab, listed by this folder. Add a view of your own by a call:
 
     def last_losses(runs, query):
         rows = [(name, run.scalar("loss").value[-1]) for name, run in runs]
@@ -7,8 +7,8 @@
     richter.report.views.add(View("losses", "Losses", last_losses))
     richter.report.server.serve("runs")
 
-A view answers with panels, which the page knows how to draw: ``Cells`` first, then ``Curves``, then ``Gallery``, ``Table`` and
-``Words``. Most of this folder have scripts of their own (``script``), and answer with what these draw.
+A view answers with panels that the page can draw: ``Cells`` first, then ``Curves``, then ``Gallery``, ``Table`` and ``Words``.
+Most views in this folder have their own scripts (``script``) and answer with the data for them.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from richter.core.catalogue import Catalogue
-from richter.report.plotdata import Line
+from richter.report.plotdata import CurveData
 from richter.report.query import Query
 from richter.report.shelf import Chosen
 from richter.report.thin import numbers, thin
 
-POINTS = 2000  # of a curve of a panel
-Answer = Callable[[Chosen, Query], Any]  # of the runs that were chosen: panels, JSON, a Sheet or a Picture
+POINTS = 2000  # points of a curve in a panel
+Answer = Callable[[Chosen, Query], Any]  # computed from the chosen runs: panels, JSON, a Sheet or a Picture
 
 
 @dataclass(frozen=True)
 class View:
     """A tab of the dashboard."""
 
-    name: str  # in the address of the page, and after api/ in those it asks
+    name: str  # used in the page's address, and after api/ in its requests
     title: str
     answer: Answer
-    more: Mapping[str, Answer] = field(default_factory=dict)  # what else its script asks for, by the word after api/
-    script: str = "view-panels.js"  # in static/: how it is drawn
-    place: int = 100  # among the tabs
+    more: Mapping[str, Answer] = field(default_factory=dict)  # further answers for its script, by the path after api/
+    script: str = "view-panels.js"  # in static/: the script that draws the view
+    place: int = 100  # order among the tabs
 
 
-# ------------------------------------------------------------------------------------------------- what a view answers
+# ------------------------------------------------------------------------------------------------- panels of a view
 
 @dataclass(frozen=True)
 class Curves:
-    """A panel of curves: by label, steps and values, and standard errors if there are (a ``Series`` is these three). What is not
-    over steps names its ``axis``, and its ``ticks`` at 1, 2, ... if they have names."""
+    """A panel of curves: for each label steps and values, and standard errors if available (a ``Series`` is these three). If x is
+    not a step, ``axis`` names it, and ``ticks`` name the places 1, 2, ...."""
 
     title: str
     curves: Mapping[str, Sequence[Any]]
@@ -58,8 +58,8 @@ class Curves:
     def to_json(self) -> dict[str, Any]:
         lines = []
         for label, (step, value, *error) in self.curves.items():
-            given = [np.asarray(c, dtype=np.float64) for c in (step, value, *error)]
-            line = thin(Line(given[0], given[1], given[2] if error else np.full(len(given[0]), np.nan)), POINTS)
+            columns = [np.asarray(c, dtype=np.float64) for c in (step, value, *error)]
+            line = thin(CurveData(columns[0], columns[1], columns[2] if error else np.full(len(columns[0]), np.nan)), POINTS)
             lines.append({"label": label, "step": numbers(line.step), "value": numbers(line.value), "error": numbers(line.error)})
         return {"kind": "curves", "title": self.title, "sentence": self.sentence, "curves": lines, "axis": self.axis,
                 "ticks": list(self.ticks)}
@@ -92,7 +92,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Cells:
-    """A panel with a matrix of numbers, each written in a cell of its colour; ``axes``: what rows and columns are."""
+    """A panel with a matrix of numbers, each in a coloured cell. ``axes``: the names of rows and columns."""
 
     title: str
     rows: Sequence[str]
@@ -111,7 +111,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Gallery:
-    """A panel with pictures, each under a label: the word after ``api/`` that answers with a Picture, and what it is asked."""
+    """A panel of images with labels. Each has the path after ``api/`` that answers with a Picture, and its query."""
 
     title: str
     pictures: Sequence[tuple[str, str, Mapping[str, Any]]]  # label, word, query
@@ -126,7 +126,7 @@ Panel = Curves | Table | Words | Cells | Gallery
 
 
 class Sheet(NamedTuple):
-    """A table to be saved as CSV."""
+    """A table to be downloaded as CSV."""
 
     name: str
     header: Iterable[Any]
@@ -134,7 +134,7 @@ class Sheet(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture, shown as an image, in which nothing runs."""
+    """An image file; the page shows it so that no script in it can run."""
 
     kind: str  # svg or png
     data: bytes
@@ -146,12 +146,12 @@ def _cell(value: Any) -> float | str | None:
     return str(value)
 
 
-# ------------------------------------------------------------------------------------------------- which views there are
+# ------------------------------------------------------------------------------------------------- catalogue of views
 
 VIEWS: Catalogue[View] = Catalogue(__name__, "VIEW", "view")
 add = VIEWS.add
 
 
 def tabs() -> list[View]:
-    """Every view in the order of the tabs."""
+    """Return all views in the order of the tabs."""
     return sorted(VIEWS.all().values(), key=lambda v: v.place)

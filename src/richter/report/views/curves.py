@@ -1,4 +1,4 @@
-"""A panel of curves for each measure and scalar; also as a table with every point."""
+"""One panel of curves per measure and scalar, and a table with every point."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from richter.report.views import Sheet, View
 from richter.runs import Series
 
 MOST = 4000  # curves in one answer
-MARKED = 3  # runs whose stages are looked for
+MARKED = 3  # runs whose stages are computed
 
 
 def curves(runs: Chosen, query: Query) -> Any:
-    """Every chosen measure of every chosen layer, and every chosen scalar, of every chosen run: what there is of them. Of a few
-    runs, the stages of their losses."""
+    """Return the curves that exist of the chosen runs, measures, layers and scalars, and the stages of losses if there are few
+    runs."""
     few = len(runs) <= MARKED
     points = query.whole("points", 4, 10_000, 400)
     return {"curves": [{"run": name, "measure": measure, "layer": layer, "note": remark.text, "mark": remark.mark.value,
@@ -28,7 +28,7 @@ def curves(runs: Chosen, query: Query) -> Any:
 
 
 def curves_csv(runs: Chosen, query: Query) -> Sheet:
-    """The same with every point."""
+    """Return the same curves with every point, as a table."""
     rows = [(name, int(step), layer or "", measure, float(value), float(error), remark.text, remark.mark.value)
             for name, measure, layer, series, remark in _chosen(runs, query)
             for step, value, error in zip(*series, strict=True)]
@@ -39,7 +39,7 @@ def _chosen(runs: Chosen, query: Query) -> Iterator[tuple[str, str, str | None, 
     """(run, measure, layer or None for a scalar, series, the mark and the note of its last row)."""
     measures, layers, scalars = (query.several(k) for k in ("measure", "layer", "scalar"))
     if (count := len(runs) * (len(measures) * len(layers) + len(scalars))) > MOST:
-        raise SelectionError(f"{count} curves were asked for, and one answer has up to {MOST}. Choose fewer runs or layers.")
+        raise SelectionError(f"{count} curves were requested, and one answer has at most {MOST}. Choose fewer runs or layers.")
     for name, run in runs:
         for (measure, layer), (series, remark) in run.curves(measures, layers).items() if measures and layers else ():
             yield name, measure, layer, series, remark

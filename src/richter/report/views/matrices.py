@@ -1,4 +1,4 @@
-"""The matrices of a layer side by side, at any step, with their spectra."""
+"""The matrices of a layer side by side at any step, with their spectra."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from richter.runs import Run, Series
 
 
 def matrices(runs: Chosen, query: Query) -> Any:
-    """Names, layers and steps of the arrays of a run."""
+    """Return names, layers and steps of the arrays of a run."""
     name, run = runs.one()
     steps: dict[tuple[str, str], list[int]] = {}
     for layer, array, step in run.arrays:
-        if array != INPUTS:  # pictures
+        if array != INPUTS:  # images
             steps.setdefault((array, layer), []).append(int(step))
     return {"run": name, "arrays": [{"name": a, "layer": k, "steps": s} for (a, k), s in steps.items()]}
 
 
 def matrix(runs: Chosen, query: Query) -> Any:
-    """One array: its entries as 32-bit floats (of a large one, the largest of each block), and its spectrum."""
+    """Return one array: its entries as 32-bit floats (reduced to the largest of each block if it is large), and its spectrum."""
     size = query.whole("size", 4, 1024, 256)
     _, run = runs.one()
     a = _array(run, query)
@@ -43,7 +43,7 @@ def matrix(runs: Chosen, query: Query) -> Any:
 
 
 def matrix_csv(runs: Chosen, query: Query) -> Sheet:
-    """All entries of one array."""
+    """Return all entries of one array, as a table."""
     a = np.atleast_2d(_array(runs.one()[1], query))
     return Sheet("matrix", range(a.shape[1]), (row.tolist() for row in a))
 
@@ -53,7 +53,7 @@ def _place(query: Query) -> tuple[str, str, int | None]:
 
 
 def _array(run: Run, query: Query) -> NDArray[np.float64]:
-    """A vector or matrix of real numbers."""
+    """Read a vector or matrix as real numbers."""
     shape = run.shape(*_place(query))
     if len(shape) not in (1, 2) or not 0 < np.prod([float(k) for k in shape]) <= ENTRIES:
         raise SelectionError(f"the array {query.one('name')!r} has shape {shape}. Vectors and matrices of up to {ENTRIES:,} "
@@ -62,17 +62,17 @@ def _array(run: Run, query: Query) -> NDArray[np.float64]:
 
 
 def _spectrum(run: Run, query: Query, a: NDArray[np.float64]) -> tuple[NDArray[np.float64], str]:
-    """Its eigenvalues, largest first, or what else there is; and which of these it is."""
+    """Return eigenvalues, largest first, or singular values, and words that say which of these they are."""
     if a.ndim == 1:
         return np.array([]), ""
     if min(a.shape) > SPECTRUM:
-        return np.array([]), f"The spectrum is shown of matrices of up to {SPECTRUM} rows; this one has {min(a.shape)}."
+        return np.array([]), f"The spectrum is shown for matrices of up to {SPECTRUM} rows; this one has {min(a.shape)}."
     if not np.isfinite(a).all():
         return np.array([]), "Some entries are not finite: there is no spectrum."
     try:
         values, _ = run.eigenpairs(*_place(query))
         return values, "eigenvalues" if len(values) == len(a) else f"the {len(values)} largest of {len(a)} eigenvalues"
-    except StoreError:  # not symmetric, or with negative eigenvalues
+    except StoreError:  # the matrix is not symmetric, or has negative eigenvalues
         if a.shape[0] == a.shape[1] and np.allclose(a, a.T, rtol=1e-4, atol=1e-6 * np.abs(a).max()):
             return np.asarray(np.linalg.eigvalsh(a)[::-1], np.float64), "eigenvalues"
         return np.asarray(np.linalg.svd(a, compute_uv=False), np.float64), "singular values"

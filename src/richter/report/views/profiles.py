@@ -1,4 +1,4 @@
-"""Each chosen measure over the layers at a few steps, and where it has its peak."""
+"""Each chosen measure over the layers at a few steps, with the place of its peak."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from richter.measures.profile import peak
 from richter.report import plotdata
 from richter.report.axes import step_text
 from richter.report.cards import cards_of
-from richter.report.plotdata import Line
+from richter.report.plotdata import CurveData
 from richter.report.query import Query
 from richter.report.shelf import Chosen
 from richter.report.views import Curves, Table, View, Words
@@ -18,15 +18,15 @@ from richter.runs import Run
 
 
 def profiles(runs: Chosen, query: Query) -> list[Curves | Table | Words]:
-    """A panel for each run and measure, and one table of the peaks."""
+    """Return one panel per run and measure, and one table of the peaks."""
     curves: list[Curves | Table | Words] = []
     peaks = []
     for name, run in runs:
-        kept = cards_of(run)
+        cards = cards_of(run)
         for m in query.several("measure") or SHOWN_FIRST:
             layers, drawn = plotdata.profiles(_lines(run, m))
             if drawn:
-                described, place = card(m, kept), np.arange(1, len(layers) + 1)
+                described, place = card(m, cards), np.arange(1, len(layers) + 1)
                 curves.append(Curves(f"{name}: {described.heading}" if len(runs) > 1 else described.heading,
                                      {f"step {step_text(p.step)}": (place, p.value, p.error) for p in drawn},
                                      described.sentence, axis="layer", ticks=layers))
@@ -37,16 +37,16 @@ def profiles(runs: Chosen, query: Query) -> list[Curves | Table | Words]:
     return [*curves, Table("Peaks", ("run", "measure", "step", "layer", "where"), peaks)]
 
 
-def _lines(run: Run, measure: str) -> dict[str, Line]:
-    """The findings of a measure, layer by layer in the order of depth."""
-    known = run.curves([measure], run.layers)
+def _lines(run: Run, measure: str) -> dict[str, CurveData]:
+    """Return the findings of a measure, one curve per layer in order of depth."""
+    curves = run.curves([measure], run.layers)
     lines = {}
     for layer in run.layers:
-        series, remark = known.get((measure, layer), (None, None))
+        series, remark = curves.get((measure, layer), (None, None))
         if series is not None and remark is not None and remark.mark is not Mark.TRIVIAL:
             real = np.isfinite(series.value)
             if real.any():
-                lines[layer] = Line(*(np.asarray(c, dtype=np.float64)[real] for c in series))
+                lines[layer] = CurveData(*(np.asarray(c, dtype=np.float64)[real] for c in series))
     return lines
 
 

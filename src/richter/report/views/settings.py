@@ -1,4 +1,4 @@
-"""The settings of the chosen runs side by side, their seeds, and where they ran."""
+"""Settings of the chosen runs side by side, with their seeds, software and hardware."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from richter.report.views import View
 
 
 def settings(runs: Chosen, query: Query) -> Any:
-    """Of each run, as names and texts."""
+    """Return settings, seeds and provenance of each run, as names and texts."""
     return {"runs": [{"run": name, "settings": flat(run.settings), "seeds": flat(run.seeds),
                       "where": flat(sessions[-1].provenance) if sessions else {}}
                      for name, run in runs for sessions in [run.sessions]]}

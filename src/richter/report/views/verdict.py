@@ -1,4 +1,4 @@
-"""Lazy or rich, in words and layer by layer; of an experiment its claims and its pictures."""
+"""The verdict, lazy or rich, of the whole model and of each layer; for an experiment also its claims and figures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from richter.report.query import Query
 from richter.report.shelf import Chosen
 from richter.report.views import Picture, View
 
-KINDS = ("svg", "png")  # of pictures that a browser shows
+KINDS = ("svg", "png")  # kinds of images that a browser shows
 
 
 def verdict(runs: Chosen, query: Query) -> Any:
-    """In words; the run's claims, and the names of its pictures."""
+    """Return the verdict in words, the run's claims, and the names of its stored figures."""
     name, run = runs.one()
     base = {"run": name, "claims": [told(k, record)._asdict() for k, record in run.claims.items()],
             "figures": [{"name": n, "kind": kind} for n, kind in run.figures if kind in KINDS]}
@@ -33,7 +33,7 @@ def verdict(runs: Chosen, query: Query) -> Any:
 
 
 def figure(runs: Chosen, query: Query) -> Picture:
-    """A picture that was stored with a run."""
+    """Return a figure that was stored with a run."""
     kind = query.one("kind")
     if kind not in KINDS:
         raise SelectionError(f"kind={kind[:100]!r}: pictures are shown as {' or '.join(KINDS)}.")
