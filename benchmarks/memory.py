@@ -26,9 +26,9 @@ def peak() -> int:
 def work(kind: str, n: int, outputs: str, memory: int, out: str) -> None:
     """In a process of its own: the peak beyond the result, in bytes, on the standard output; the kernels in a file."""
     import torch
-    from kernels import MODELS  # of the speed benchmark
 
     import richter
+    from kernels import MODELS  # of the speed benchmark
     torch.manual_seed(0)
     model, x = MODELS[kind](n)
     richter.kernels.ntk(model, x[:4], form=outputs, per_layer=outputs == "trace")  # libraries are loaded, threads started
