@@ -131,6 +131,16 @@ def test_a_tensor_that_is_cached_in_containers_of_containers(make: Callable[[], 
     assert model.caches == make()
 
 
+def test_a_cache_that_was_filled_without_a_graph_is_a_constant_and_said_to_be() -> None:
+    model, x = CachedBuffer().double().eval(), torch.randn(12, 4, generator=DRAW, dtype=torch.float64)
+    with torch.no_grad():
+        model(x)
+    assert relative(richter.kernels.ntk(model, x), brute_ntk(model.out, torch.tanh(x @ model.cache))) < 1e-10
+    snap = richter.measure(model, richter.Probe(x, torch.arange(12) % 3), ["tangent_cka"])
+    assert "never used" in snap.notes["table"]
+    assert "cached by an earlier call, it is a constant" in snap.notes["table"]
+
+
 class HiddenCache(nn.Module):
     """Keeps what it computes where nobody looks."""
 
@@ -300,7 +310,7 @@ def test_other_rare_uses_of_a_weight(make: Callable[[], nn.Module]) -> None:
 @pytest.mark.filterwarnings("ignore:layer .b.*")
 @pytest.mark.parametrize("chunk", [24, 1])
 def test_a_weight_that_a_rare_example_uses_without_its_layer_has_no_correlation(chunk: int) -> None:
-    model, x = Unused(0).double(), torch.randn(24, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64).clamp(-4, 4)
+    model, x = Unused(0).double(), torch.randn(24, 6, generator=torch.Generator().manual_seed(1)).double().clamp(-4, 4)
     x[17, 0] = 6.0
     snap = richter.measure(model, richter.Probe(x, torch.arange(24) % 3, chunk=chunk), ["nfc"])
     assert [row.layer for row in snap.rows if row.value == row.value] == ["a"]

@@ -8,6 +8,7 @@ import fcntl
 import gc
 import math
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from richter.runs.format import revision
 from runs_helpers import (
     NAN,
     Mark,
@@ -460,3 +462,23 @@ def test_a_forked_child_does_not_keep_a_run(tmp_path: Path) -> None:
         assert run.status == "interrupted"  # the child lives on
         assert run.scalar("loss").value.tolist() == [1.0]
         runs.create(tmp_path / "run", resume=True).close()
+
+
+def test_the_revision_of_a_folder(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        return subprocess.run(["git", *identity, *words], cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert revision(tmp_path) is None  # no repository
+    git("init")
+    assert revision(tmp_path) is None  # no commit
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("1")
+    git("add", "a", "b")
+    git("commit", "-m", "first")
+    head = git("rev-parse", "HEAD")
+    (tmp_path / "c").write_text("not in the repository")
+    assert revision(tmp_path) == head
+    (tmp_path / "a").write_text("2")
+    assert [revision(tmp_path, *only) for only in ((), ("a",), ("b",), (".", ":(exclude)a"))] == [
+        f"{head}+", f"{head}+", head, head]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -218,6 +219,19 @@ def test_early_correlations_know_no_scale(scale: float) -> None:
     np.testing.assert_allclose(early_time.expected_kernel(scale * X, "relu"), early_time.expected_kernel(X, "relu"), rtol=1e-12)
     rows = X * np.array([scale, *[1.0] * 9])[:, None]  # the angles are the same
     np.testing.assert_allclose(early_time.expected_kernel(rows, "relu"), early_time.expected_kernel(X, "relu"), rtol=1e-12)
+
+
+@pytest.mark.parametrize("still", ["inputs", "signals", "labels"])
+def test_a_layer_that_does_not_start_to_move_has_no_correlation(still: str) -> None:
+    X, J, dL, y = small_data()
+    moving = still != "labels"
+    X, J, dL, y = X * (still != "inputs"), J * (still != "signals"), dL * moving, y * moving
+    with pytest.raises(SelectionError, match="does not start to move, so its early correlation is 0/0"):
+        early_time.correlation(X, J, dL)
+    for activation in ("quadratic", "relu") if still != "signals" else ():
+        for correlation in (early_time.predicted_correlation, functools.partial(early_time.simulate_correlation, width=8)):
+            with pytest.raises(SelectionError, match="does not start to move"):
+                correlation(X, y, activation)
 
 
 def test_moments_of_large_data_are_numbers_or_refused() -> None:

@@ -120,7 +120,8 @@ def ntk(model: nn.Module, x: Any, x2: Any = None, *, form: Form = "trace", per_l
     """The empirical neural tangent kernel of all trainable parameters.
 
     ``form="trace"`` sums over outputs: [n,m]; ``"diagonal"`` keeps each output with itself: [k,n,m]; ``"full"``
-    all pairs of outputs: [n,k,m,k]. ``per_layer`` gives {module name: kernel}; the entries sum to the whole kernel.
+    all pairs of outputs: [n,k,m,k]. ``per_layer`` gives {module name: kernel}; the entries sum to the whole kernel. A tensor
+    that the model has cached under ``no_grad`` is a constant: empty such a cache first.
     """
     given = (x, x2)
     model, x, x2 = _checked(model, x, x2, form)

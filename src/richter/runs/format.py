@@ -18,7 +18,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -40,27 +40,28 @@ def provenance() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    installed = {}
-    for name in PACKAGES:
-        try:
-            installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return installed
+    return {name: version for name in PACKAGES if (version := _version(name)) is not None}
+
+
+@cache  # reading the metadata of five packages takes longer than all else that makes a run
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def revision(folder: Path | None = None, *only: str) -> str | None:
     """Return the git revision of a folder (default: the working one), with + if files were changed (``only``: these files); None
     outside a repository."""
-    def git(*words: str) -> str | None:
-        try:
-            done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=5, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    head = git("rev-parse", "HEAD")
-    return None if head is None else head + ("+" if git("status", "--porcelain", "--untracked-files=no", "--", *only) else "")
+    words = ["git", "status", "--porcelain=v2", "--branch", "--no-ahead-behind", "--untracked-files=no", "--", *only]
+    try:
+        done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    head = next((line.split()[2] for line in lines if line.startswith("# branch.oid")), "(initial)")  # before the first commit
+    return None if head == "(initial)" else head + ("+" if not all(line.startswith("#") for line in lines) else "")
 
 
 def hardware() -> dict[str, Any]:

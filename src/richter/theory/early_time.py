@@ -18,12 +18,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from richter.core import Ref, unknown
+from richter.core import Ref, SelectionError, unknown
 from richter.core.arrays import Array, ArrayLike
 from richter.theory.arrays import column, held, in_units, like, network, normal, read, whole
 from richter.theory.flows import flow
 from richter.theory.frame import Theory
 
+STILL = ("the layer does not start to move, so its early correlation is 0/0 and not defined: its inputs, its backward signals, "
+         "or dL (the labels, with outputs 0 at the start) are all zero. Give data with a gradient.")
 Matrices = tuple[Float[Tensor, "d_in d_in"], Float[Tensor, "d_in d_in"]]
 
 # ------------------------------------------------------------------------------------------------ predict
@@ -54,7 +56,7 @@ def predict(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike,
 
 
 def correlation(X: ArrayLike, J: ArrayLike, dL: ArrayLike) -> float:
-    """Limit of the centred NFC as t -> 0: the cosine of the two second derivatives; NaN if one is zero.  [nfa, Eq. (6)]"""
+    """Limit of the centred NFC as t -> 0: the cosine of the two second derivatives.  [nfa, Eq. (6)]"""
     X_, J_, dL_ = (in_units(t)[0] for t in read(X=(X, "n d_in"), J=(J, "n c d_out"), dL=(dL, "n c")))
     return _cosine(*_unscaled(X_, J_, dL_))
 
@@ -126,6 +128,8 @@ def _at_layer(weights: list[Tensor], X: Float[Tensor, "n d"], y: Float[Tensor, "
 
 def _cosine(A: Float[Tensor, "a b"], B: Float[Tensor, "a b"]) -> float:
     """<A, B> / (|A| |B|)."""
+    if not (A.any() and B.any()):
+        raise SelectionError(STILL)
     A, B = (Z / Z.abs().max().clamp(min=torch.finfo(Z.dtype).tiny) for Z in (A, B))  # squares neither overflow nor underflow
     return ((A * B).sum() / (A.norm() * B.norm())).item()
 
@@ -215,6 +219,8 @@ def simulate_correlation(X: ArrayLike, y: ArrayLike, activation: str, width: int
     X_, y_ = X_ if activation == "tanh" else in_units(X_)[0], in_units(y_)[0]  # the other activations are homogeneous
     whole(width=width, depth=depth)
     whole(0, seed=seed)
+    if not (X_.any() and y_.any()):
+        raise SelectionError(STILL)
     known = {"quadratic": torch.square, "relu": torch.relu, "tanh": torch.tanh}
     if activation not in known:
         raise unknown("the simulation", "activation", activation, known)
