@@ -75,7 +75,7 @@ def test_the_examples_of_runs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "richter": richter, "model": mlp([5, 6, 3], seed=0), "probe": richter.Probe(x[:24], y[:24]), "settings": {"lr": 0.1},
         "loader": [(x[:32], y[:32])] * 101, "train_step": train_step, "schedule": lambda step: 0.1, "K": np.eye(3),
         "Settings": Settings, "accuracy": 0.5}
-    observer, failing, reading, writing, sweeping = blocks("docs/runs.md")
+    observer, failing, reading, writing, sweeping, tabulating = blocks("docs/runs.md")
     exec(observer, names)
     names["watch"].now(100)
     names["watch"].close()
@@ -87,6 +87,9 @@ def test_the_examples_of_runs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert richter.runs.load("runs/own").series("my_measure", "layer").value.tolist() == [0.5]
     exec(sweeping.replace("    ...\n", "").replace(", workers=2", ""), names)  # a function of this test is of no module
     assert len(list(richter.runs.find("runs/sweep"))) == 6
+    exec(tabulating, names)
+    assert names["table"].points("accuracy", "lr") == [(s.lr, 0.5, run) for _, _, run in names["table"].points("accuracy", "lr")
+                                                       for s in [Settings(**richter.runs.load(f"runs/sweep/{run}").settings)]]
 
 
 def test_the_example_of_experiments_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

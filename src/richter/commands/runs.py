@@ -1,62 +1,59 @@
-"""List the runs of a store: status, last step, number of measurements and of measured layers."""
+"""List the runs of a folder in one table: settings that differ, loss, accuracy, magnitude and verdict."""
 
 from __future__ import annotations
 
 import argparse
-import time
+import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from richter.commands import options
 from richter.commands.frame import Command, as_json
-from richter.core.values import table, visible
+from richter.core.values import progress, visible
+
+if TYPE_CHECKING:
+    from richter.report.sweep import SweepTable
 
 
 def arguments(p: argparse.ArgumentParser) -> None:
     options.store(p)
     options.machine(p)
+    p.add_argument("--sort", metavar="COLUMN", default="run", help="a column, another final value or setting (default: run)")
+    p.add_argument("--reverse", action="store_true", help="largest first")
+    p.add_argument("--plot", nargs=2, metavar=("VALUE", "SETTING"), help="draw a final value of all runs against a setting")
+    p.add_argument("-o", "--output", type=Path, default=Path("sweep"), help="the plot, as NAME.svg and NAME.pdf (default: sweep)")
 
 
 def do(args: argparse.Namespace) -> int:
-    from richter.core import StoreError
-    from richter.runs.reader import paths
     store = options.chosen_store(args)
-    if not store.is_dir():
-        raise StoreError(f"there is no folder {store}. Create runs with Observer(run='{store}/...') or `richter demo`.")
-    runs = [_about(path, path.relative_to(store).as_posix() if path != store else path.name) for path in paths(store, 3)]
+    runs = table_of(store)
     if args.json:
-        print(as_json(runs))
-    elif not runs:
+        print(as_json([r.to_json() for r in runs.rows]))
+    elif not runs.rows:
         print(f"no runs in {store} yet. Create runs with Observer(run='{store}/...') and by `richter demo`.")
     else:
-        rows = [[visible(cell, lines=False) for cell in _row(about)] for about in runs]
-        print(table([("run", "status", "last step", "measured", "layers", "begun"), *rows], right=(2, 3, 4)))
-        for about in runs:
-            for failure in about.get("failures", []):
-                print(visible(f"{about['run']}: {failure['text']}", lines=False))
+        print(runs.by(args.sort, args.reverse).text(shutil.get_terminal_size((120, 40)).columns))
+        for r in runs.rows:
+            for failure in r.failures:
+                print(visible(f"{r.run}: {failure}", lines=False))
+    if args.plot:
+        from richter.report.figures import save
+        print(*save(runs.plot(*args.plot), args.output), sep="\n")
     return 0
 
 
-def _about(path: Path, name: str) -> dict[str, Any]:
-    from richter.core import WHOLE, StoreError
-    from richter.runs.reader import Run
-    try:
-        run = Run(path)
-        about = {"run": name, "status": run.status, "last": run.last, "measured": len(run.steps),
-                 "layers": len([k for k in run.layers if k != WHOLE]), "begun": run.sessions[0].begun,
-                 "failures": [{**failure.to_json(), "text": str(failure)} for failure in run.failures]}
-        run.close()
-    except StoreError as why:
-        return {"run": name, "status": f"unreadable: {why}"}
-    return about
+def table_of(store: Path) -> SweepTable:
+    """Return the table of all runs below a folder."""
+    from richter.core import StoreError
+    from richter.report import sweep
+    from richter.runs.reader import paths
+    if not store.is_dir():
+        raise StoreError(f"there is no folder {store}. Create runs with Observer(run='{store}/...') or `richter demo`.")
+    folders = {path.relative_to(store).as_posix() if path != store else path.name: path for path in paths(store, 3)}
+    reading = progress(folders.items(), title="reading", unit="run")
+    return sweep.SweepTable(tuple(sweep.read(name, path) for name, path in reading))
 
 
-def _row(about: dict[str, Any]) -> tuple[str, ...]:
-    if "begun" not in about:
-        return (about["run"], "unreadable", "", "", "", "")
-    return (about["run"], about["status"][:40], str(about["last"] if about["last"] is not None else ""), str(about["measured"]),
-            str(about["layers"]), time.strftime("%Y-%m-%d %H:%M", time.localtime(about["begun"])))
-
-
-COMMAND = Command("runs", __doc__, do, arguments, group="look at runs", place=20,
-                  examples=("richter runs", "richter runs runs/sweep --json"))
+COMMAND = Command("runs", __doc__, do, arguments, group="look at runs", place=20, examples=(
+    "richter runs", "richter runs runs/sweep --sort magnitude", "richter runs runs/sweep --plot magnitude lr -o magnitude",
+    "richter runs runs/sweep --json"))

@@ -7,4 +7,4 @@ from __future__ import annotations
 
 from richter.core.catalogue import lazy_names
 
-__getattr__, __dir__, __all__ = lazy_names(__name__, {}, ("figures", "html", "server", "views"))
+__getattr__, __dir__, __all__ = lazy_names(__name__, {}, ("figures", "html", "server", "sweep", "views"))

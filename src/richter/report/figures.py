@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "compare", "compare_heat", "curves", "heat_map", "heat_maps", "matrices", "profiles", "save", "scalars",
-           "side_by_side", "specialisation", "spectra"]
+__all__ = ["COLOURS", "against", "compare", "compare_heat", "curves", "heat_map", "heat_maps", "matrices", "profiles", "save",
+           "scalars", "side_by_side", "specialisation", "spectra"]
 
 
 MARKED = 3  # runs whose stages are marked
@@ -157,6 +157,28 @@ def scalars(subject: Run | pandas.DataFrame | Sequence[Run] | Mapping[str, Run],
                 stage_marks(ax, run_stages[n], look[name])
     if len(tables) > 1:
         key(figure, look, "")
+    return figure
+
+
+@styled
+def against(points: Sequence[tuple[float | str, float, str]], value: str, setting: str) -> Figure:
+    """Draw (setting, value, run) as points, with the median of the runs of each setting. Settings that are words are placed in
+    order; the axis is logarithmic where positive settings span decades."""
+    words = list(dict.fromkeys(str(x) for x, *_ in points)) if any(isinstance(x, str) for x, *_ in points) else []
+    at = [words.index(str(x)) if words else float(x) for x, *_ in points]
+    levels = sorted(set(at))
+    figure, (ax,) = grid_of_panels(1, across=1, width=5.4, height=3.2)
+    medians = [float(np.median([y for a, (_, y, _) in zip(at, points, strict=True) if a == level])) for level in levels]
+    ax.plot(levels, medians, "-", color=COLOURS[0], alpha=0.5, gid="median")
+    ax.plot(at, [y for _, y, _ in points], "o", color=COLOURS[0], markersize=4)
+    if words:
+        ax.set_xticks(range(len(words)), [shortened(w, 16) for w in words])
+    elif levels and levels[0] > 0 and levels[-1] > 20 * levels[0]:
+        ax.set_xscale("log")
+        decade_ticks(ax, "x")
+    ax.set_xlabel(shortened(setting))
+    ax.set_ylabel(shortened(value))
+    ax.grid(alpha=0.7)
     return figure
 
 
