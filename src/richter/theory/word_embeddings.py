@@ -68,7 +68,7 @@ class TargetOperator(LinearOperator):
 Matrix = ArrayLike | TargetOperator
 
 
-class Modes(NamedTuple):
+class TargetModes(NamedTuple):
     """Leading eigenvalues of a target matrix, largest first, and their eigenvectors. The largest entry of each is above 0."""
 
     eigenvalues: Array  # [d]
@@ -123,7 +123,7 @@ def _probabilities(p: NDArray[np.float64], marginals: NDArray[np.float64], least
 # ------------------------------------------------------------------------------------------------ modes and embeddings
 
 
-def leading(M: Matrix, d: int) -> Modes:
+def leading(M: Matrix, d: int) -> TargetModes:
     """Return the ``d`` largest eigenvalues of M and their eigenvectors: dense for an array, iterative for a ``TargetOperator``.
     Both have the precision of float64."""
     whole(d=d)
@@ -137,17 +137,17 @@ def leading(M: Matrix, d: int) -> Modes:
         raise SelectionError("M is not symmetric: take the one that target_matrix returns.")
     values, vectors = torch.linalg.eigh(dense)
     top = torch.arange(size - 1, size - 1 - d, -1, device=dense.device)
-    return Modes(like(values[top], M), like(_oriented(vectors[:, top]), M))
+    return TargetModes(like(values[top], M), like(_oriented(vectors[:, top]), M))
 
 
-def _iterative(M: TargetOperator, d: int) -> Modes:
+def _iterative(M: TargetOperator, d: int) -> TargetModes:
     size = M.shape[0]
     if d >= size - 1:
         return leading(M.toarray(), d)  # Lanczos finds all but one eigenvalue at most
     start = np.random.default_rng(0).standard_normal(size)  # fixed: one corpus has one answer
     values, vectors = eigsh(M, k=d, which="LA", v0=start, ncv=min(size, max(2 * d + 1, 40)), tol=0)
     order = np.argsort(-values)
-    return Modes(values[order], _oriented(torch.from_numpy(vectors[:, order].copy())).numpy())
+    return TargetModes(values[order], _oriented(torch.from_numpy(vectors[:, order].copy())).numpy())
 
 
 def _oriented(vectors: Float[Tensor, "V d"]) -> Float[Tensor, "V d"]:
@@ -155,7 +155,7 @@ def _oriented(vectors: Float[Tensor, "V d"]) -> Float[Tensor, "V d"]:
     return vectors * torch.where(largest < 0, -1.0, 1.0)
 
 
-def learnable(M: Matrix, d: int) -> Modes:
+def learnable(M: Matrix, d: int) -> TargetModes:
     """Return the leading modes like ``leading``; raise an error if some are not above 0, because W W^T has no negative
     eigenvalues."""
     modes = leading(M, d)
