@@ -22,6 +22,7 @@ from richter.core import Prediction
 from richter.experiments import running
 from richter.experiments.frame import SCALES, Claim, Experiment, Results
 from richter.experiments.ledger import figure_name, figures_at
+from richter.experiments.outcomes import PROTOCOLS, REASONS, kind_of
 from richter.experiments.seeds import WAYS
 from richter.instrument.capture import Call, forward, quiet, state_of
 from richter.instrument.observe import Observer
@@ -54,6 +55,7 @@ def check_experiment(e: Experiment, store: str | Path, *, run: bool = True) -> N
         _check_claim(e, c)
     e.settings("paper", **e.start)
     _check_places(e)
+    _check_words(e)
     if not run:
         return
     checked = running.check(e, "smoke", store)
@@ -80,6 +82,33 @@ def _check_places(e: Experiment) -> None:
         _require(not place.startswith("Fig.") or bool(figures_at(place, e)),
                  f"{e.name}: {place} has no drawing of its own: add {figure_name(e.ref.paper, place)!r} to figures, or say in "
                  f"missing what is not there.")
+
+
+def _check_words(e: Experiment) -> None:
+    """Check what the ledger says of each claim: whose it is, in one sentence, by which protocol."""
+    known = ", ".join(PROTOCOLS)
+    for c in e.claims:
+        where = f"{e.name}: the claim {c.text!r}"
+        _require(not c.reason or c.reason in REASONS, f"{where} has the reason {c.reason!r}; known are {', '.join(REASONS)}.")
+        _require(not (c.own and (c.reason or c.second or c.direction)),
+                 f"{where} is own=True: reason, second and direction are for claims of the paper.")
+        _require(c.own or not c.rival, f"{where} names a rival, which only claims with own=True do: give the others a control.")
+        for place in c.places or (e.ref.place,):
+            word, details = kind_of(e.protocol_of(c, place))
+            if not (c.says or c.own or word):
+                continue
+            _require(bool(c.says) or c.own,
+                     f"{where} does not say what the paper claims: give it says='...' with the paper's number, or own=True if "
+                     f"the paper makes no such claim.")
+            _require(len(c.says) <= 160, f"{where} says {len(c.says)} characters; a line of the ledger has room for 160.")
+            _require(c.own or word in PROTOCOLS,
+                     f"{where} has the protocol {word!r} for {place}: give the experiment or the claim protocol='...', which "
+                     f"begins with one of {known}.")
+            _require(c.own or word == "exact" or 0 < len(details) <= 120,
+                     f"{where}: after {word!r} say what differs from the paper, in at most 120 characters: "
+                     f"protocol='reduced: 400 of 4,000 images'.")
+    for place in e.partial:
+        _require(place in e.covers, f"{e.name}: partial={place!r} is not a place that the experiment covers.")
 
 
 def _check_claim(e: Experiment, c: Claim) -> None:

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 import richter.experiments.keys as keys
 from richter.core import Interval, Ref, SelectionError, unknown
+from richter.experiments.outcomes import Reason
 from richter.experiments.seeds import By
 from richter.runs import Run, Writer, default_store
 
@@ -112,7 +113,14 @@ class Claim:
     ``over`` names a field of the tasks, usually "seed". Then ``value`` is called for the results of each seed, and ``by``
     says whether the claim is about the median of these numbers, their mean, or ``each`` of them. With ``over=""`` the claim
     is about one number: an identity, or a number that is over everything by its text. ``was``: an earlier bar, with the
-    number of that time, and why it changed."""
+    number of that time, and why it changed.
+
+    The ledger reads the rest (`richter.experiments.outcomes`). ``says``: the paper's claim in one sentence, with its number. A
+    claim of ours, which the paper does not make, has ``own=True``. ``protocol``: as in `Experiment`, for this claim alone.
+    ``reason``: why the claim is not simply reproduced, if it does not follow from the numbers; "misprint" says that the number
+    is about a formula that was corrected. ``direction``: a wider interval, in which the sign or the order is right at least.
+    ``second``: the test or derivation that gives the number by another route, without which nothing is contradicted. ``rival``:
+    the rival with which a claim of ours compares; if the claim fails, the rival shares what the place claims."""
 
     text: str
     value: Callable[[Results], float]
@@ -125,6 +133,13 @@ class Claim:
     over: str = ""
     by: By = "median"
     was: str = ""
+    says: str = ""
+    own: bool = False
+    protocol: str = ""
+    reason: Reason | Literal[""] = ""
+    direction: Interval | None = None
+    second: str = ""
+    rival: str = ""
 
     @property
     def rivals(self) -> tuple[Control, ...]:
@@ -151,8 +166,10 @@ class Experiment:
     at the paper's scale besides. ``reduced`` says how smoke falls short of the paper; it is empty if smoke does not.
     ``absent`` says why it cannot be run where the records are made. ``places``: all figures it covers, if more than that of
     ``ref``. ``quick``: smoke takes seconds, and is run with the tests. ``missing``: panels, data and sizes of the paper that
-    are not here, by place: ``{"Fig. 13": "five of its six data sets"}``; the verdict is then at best "reproduced in part".
-    ``tried``: the settings that were tried before these."""
+    are not here, by place: ``{"Fig. 13": "five of its six data sets"}``. ``tried``: the settings that were tried before these.
+    ``protocol`` compares the paper's scale with the paper, for all claims or by place: "exact", or "reduced: 400 of 4,000
+    images", "stand-in: MNIST for SVHN", "unstated: the learning rate". ``partial``: the part of the paper's claim that was
+    run, by place, if not all of it: ``{"Fig. 13": "two of six data sets"}``."""
 
     name: str
     ref: Ref
@@ -173,6 +190,12 @@ class Experiment:
     quick: bool = False
     missing: Mapping[str, str] = field(default_factory=dict)
     tried: str = ""
+    protocol: str | Mapping[str, str] = ""
+    partial: Mapping[str, str] = field(default_factory=dict)
+
+    def protocol_of(self, c: Claim, place: str) -> str:
+        """Return the protocol of a claim about a place at the paper's scale."""
+        return c.protocol or (self.protocol if isinstance(self.protocol, str) else self.protocol.get(place, ""))
 
     @property
     def covers(self) -> tuple[str, ...]:

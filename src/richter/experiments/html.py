@@ -13,7 +13,8 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from richter.core.values import reference
-from richter.experiments.ledger import UNSURE, VERDICTS, LedgerRow, Records, bar_of, changed, changes, figures_at, number, places
+from richter.experiments.ledger import UNSURE, VERDICTS, LedgerRow, Records, changed, changes, figures_at, number, places
+from richter.experiments.outcomes import bar_of
 from richter.experiments.page import out_of_date
 from richter.report.markup import Markup, joined, table, tag
 from richter.report.svg import STATIC, stored_picture

@@ -22,10 +22,12 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 FOLLOWED = ("experiments", "tasks", "models", "theory", "learners", "controls")
-JUDGING = {f"experiments/{name}.py" for name in ("html", "keys", "ledger", "page", "seeds", "staleness")}
+JUDGING = {f"experiments/{name}.py" for name in ("html", "keys", "ledger", "outcomes", "page", "seeds", "staleness")}
 FRAME = {f"experiments/{name}.py" for name in ("__init__", "frame", "kit", "running")} | JUDGING  # serve all experiments alike
 SHOWING = {"report", "commands", "integrations", "cli.py", "testing.py", *JUDGING}  # no result is theirs
 GUARDS = {"verified"}  # functions that return what they are called with first, or refuse it: no number is theirs
+# what the ledger says of numbers: arguments of claims and experiments from which no number comes
+DECLARED = {"says", "own", "protocol", "partial", "reason", "direction", "second", "rival"}
 WHOLE = "*"  # in the place of a name: everything
 # what has moved to another file since records were made: digests go on naming the first place
 MOVED = {"richter.instrument.observe.Measurement": "richter.instrument.measurement.Measurement",
@@ -107,18 +109,21 @@ class SourceFile(NamedTuple):
         return {f"{dotted}.{WHOLE}" for name in unused for dotted in self.bound[name]}
 
 
-class _WithoutGuards(ast.NodeTransformer):
-    """Transformer that replaces the call of a guard by its first argument."""
+class _OnlyNumbers(ast.NodeTransformer):
+    """Transformer that replaces the call of a guard by its first argument, and leaves out what claims declare."""
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        return node.args[0] if isinstance(node.func, ast.Name) and node.func.id in GUARDS and node.args else node
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in ("Claim", "Experiment"):
+            node.keywords = [k for k in node.keywords if k.arg not in DECLARED]
+        return node.args[0] if name in GUARDS and node.args else node
 
 
 @cache
 def _read(text: bytes, package: str = "") -> SourceFile:
     """Read a file into its statements and the names that its imports bind."""
-    tree = _WithoutGuards().visit(ast.parse(text))
+    tree = _OnlyNumbers().visit(ast.parse(text))
     bound: dict[str, set[str]] = defaultdict(set)  # a name in this file: what it stands for, of Richter or not
     for node in ast.walk(tree):
         for name, dotted in _imported(node, package):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from richter.core import Interval
+from richter.experiments.outcomes import bar_of
 from richter.experiments.seeds import ENOUGH, ON_AVERAGE, TOO_FEW
 from richter.experiments.staleness import Record, Standing, for_comparison, standing
 
@@ -200,12 +199,6 @@ def _of_claims(claims: Iterable[Mapping[str, Any]]) -> str:
 def state_of(record: Record, e: Experiment, stored: Records) -> Standing:
     """Compare a stored record with the code; a record of the paper's scale also with the stored numbers of smoke."""
     return standing(e, record, stored.get((e.name, "smoke")) if record["scale"] == "paper" else None)
-
-
-def bar_of(c: Mapping[str, Any]) -> Interval:
-    """Return the bar of a claim's record."""
-    low, high = c["expect"]
-    return Interval(-math.inf if low is None else low, math.inf if high is None else high)
 
 
 def _number(c: Mapping[str, Any]) -> str:
