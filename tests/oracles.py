@@ -1491,3 +1491,40 @@ def collapse_measures(Phi: Tensor, ids: Tensor, W: Tensor, b: Tensor) -> dict[st
             "nc2_norm": math.sqrt(sum((s - mean) ** 2 for s in sizes) / C) / mean,
             "nc3": sum((w / w.norm() - v / v.norm()).norm().item() for w, v in zip(W, m, strict=True)) / C,
             "nc4": sum(a != b for a, b in zip(guesses, nearest, strict=True)) / n}
+
+
+# ------------------------------------------------------------------------------------------------ ridge regression by its spectrum
+
+
+def ridge_risk(eigenvalues: Any, power: Any, n: int, k: float, ridge: float, noise: float) -> tuple[float, float, float]:
+    """Test error, train error and kappa by the two equations of the text, solved by bisection with sixty digits:
+    sum lambda/(lambda + gamma) + ridge/kappa = n and sum lambda/(lambda + gamma) + k kappa/gamma = k."""
+    import mpmath
+    with mpmath.workdps(60):
+        lam, v2 = ([mpmath.mpf(float(a)) for a in values] for values in (eigenvalues, power))
+        delta = mpmath.mpf(ridge)
+
+        def z(gamma: Any) -> Any:
+            return mpmath.fsum(a / (a + gamma) for a in lam)
+
+        def of(gamma: Any) -> Any:  # kappa by the second equation
+            return gamma if math.isinf(k) else gamma * (k - z(gamma)) / k
+
+        low, high = mpmath.mpf(-200), mpmath.mpf(200)
+        for _ in range(220):
+            middle = (low + high) / 2
+            gamma = mpmath.e**middle
+            kappa = of(gamma)
+            below = kappa <= 0 or z(gamma) + delta / kappa > n if delta else z(gamma) > min(n, k)
+            low, high = (middle, high) if below else (low, middle)
+        gamma = mpmath.e**high
+        kappa, q = of(gamma), mpmath.fsum((a / (a + gamma)) ** 2 for a in lam)
+        if math.isinf(k):
+            bias = mpmath.fsum((gamma / (a + gamma)) ** 2 * v for a, v in zip(lam, v2, strict=True))
+            test = n / (n - q) * (bias + noise)
+        else:
+            bias = mpmath.fsum((gamma / (a + gamma) - kappa * a / (a + gamma) ** 2 * k / (k - q)) * v
+                               for a, v in zip(lam, v2, strict=True))
+            test = (bias + noise) / (1 - (q * (k - 2 * z(gamma)) + z(gamma) ** 2) / (n * (k - q)))
+        train = (delta / (n * kappa)) ** 2 * test if delta else mpmath.mpf(0)
+        return float(test), float(train), float(kappa)
