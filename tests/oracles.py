@@ -1493,7 +1493,7 @@ def collapse_measures(Phi: Tensor, ids: Tensor, W: Tensor, b: Tensor) -> dict[st
             "nc4": sum(a != b for a, b in zip(guesses, nearest, strict=True)) / n}
 
 
-# ------------------------------------------------------------------------------------------------ ridge regression by its spectrum
+# ------------------------------------------------------------------------------------------------ ridge regression
 
 
 def ridge_risk(eigenvalues: Any, power: Any, n: int, k: float, ridge: float, noise: float) -> tuple[float, float, float]:

@@ -56,13 +56,13 @@ def test_the_cost_is_bounded_and_bounds_enclose(seed: int, n: int, decay: float,
     draw = np.random.default_rng(seed)
     lam = np.sort(np.arange(1, 301.0) ** -decay * draw.uniform(0.3, 1, 300))[::-1]
     target = draw.random(300) ** 6
-    E0 = over.bound(lam, n)
-    assert E0 == pytest.approx(by_bisection(lam, n), rel=1e-7)
-    assert 1 <= over.cost(lam, target, n, noise) <= E0 * (1 + 1e-9)
-    assert over.cost(lam, 0 * target, n, 1.0) == pytest.approx(E0, rel=1e-9)
+    bound = over.bound(lam, n)
+    assert bound == pytest.approx(by_bisection(lam, n), rel=1e-7)
+    assert 1 <= over.cost(lam, target, n, noise) <= bound * (1 + 1e-9)
+    assert over.cost(lam, 0 * target, n, 1.0) == pytest.approx(bound, rel=1e-9)
     low, high = over.bounds(lam, n)
-    assert 1 <= low <= E0 * (1 + 1e-12)
-    assert high >= E0 * (1 - 1e-12)
+    assert 1 <= low <= bound * (1 + 1e-12)
+    assert high >= bound * (1 - 1e-12)
 
 
 def test_effective_ranks_by_their_definition() -> None:
@@ -73,7 +73,8 @@ def test_effective_ranks_by_their_definition() -> None:
         tail = lam[k:]
         assert r[k].item() == pytest.approx((tail.sum() / tail[0]).item(), rel=1e-12)
         assert R[k].item() == pytest.approx((tail.sum() ** 2 / tail.square().sum()).item(), rel=1e-12)
-    assert (r <= R * (1 + 1e-12)).all() and (R <= r**2 * (1 + 1e-12)).all()
+    assert (r <= R * (1 + 1e-12)).all()
+    assert (r**2 * (1 + 1e-12) >= R).all()
 
 
 LONG = np.arange(1, 10**5 + 1.0)
@@ -87,7 +88,8 @@ LONG = np.arange(1, 10**5 + 1.0)
 def test_classes(lam: np.ndarray, kind: str, limit: float | None) -> None:
     seen = over.classify(lam)
     assert seen.kind == kind
-    assert str(seen).startswith(f"{kind}: ") and "if those beyond" in str(seen)
+    assert str(seen).startswith(f"{kind}: ")
+    assert "if those beyond" in str(seen)
     if limit is not None:
         assert seen.limit == pytest.approx(limit, rel=0.02)
         assert seen.ratio_cut > seen.ratio  # a cut tail looks less benign
@@ -113,7 +115,7 @@ def test_the_class_of_data() -> None:
     K = np.exp(-np.abs(x[:, None] - x))
     seen = over.classify(eigen.modes(K, np.sin(6 * x)).eigenvalues)
     assert seen.kind == "tempered"
-    assert seen.limit == pytest.approx(2, abs=0.15)
+    assert 1.9 < seen.limit < 2.3
 
 
 @pytest.mark.parametrize(("call", "sentence"), [

@@ -337,8 +337,8 @@ def _multiplicities(multiplicity: ArrayLike | None, m: int) -> Vector:
         return np.ones(m)
     w = read(multiplicity=(multiplicity, "m"))[0].cpu().numpy()
     if len(w) != m or not (w > 0).all():
-        raise SelectionError(f"multiplicity has shape {w.shape} and a smallest entry of {w.min():g}: one number above 0 is needed "
-                             f"for each of {m} eigenvalues.")
+        raise SelectionError(f"multiplicity has shape {w.shape} and a smallest entry of {w.min():g}: one number above 0 is "
+                             f"needed for each of {m} eigenvalues.")
     return w
 
 

@@ -1,13 +1,13 @@
 """Cost of overfitting: how much worse ridgeless kernel regression is than the best ridge, whatever the target.
 
 [overfitting]
-The cost is the test error at ridge 0 over the smallest one of all ridges. E_0 = n / (n - sum_i L_i^2) at ridge 0 bounds it for every
-target and every noise, and is reached for pure noise: so E_0 is the cost that a spectrum admits. With effective ranks
+The cost is the test error at ridge 0 over the smallest one of all ridges. E_0 = n / (n - sum_i L_i^2) at ridge 0 bounds it
+for every target and every noise, and is reached for pure noise: so E_0 is the cost that a spectrum admits. With effective ranks
 
     r_k = sum_{i > k} lambda_i / lambda_{k+1},      R_k = (sum_{i > k} lambda_i)^2 / sum_{i > k} lambda_i^2,
 
-fitting noise is benign (E_0 -> 1), tempered (a finite limit above 1) or catastrophic (E_0 -> infinity) as n grows, if k / r_k goes
-to 0, to a finite limit l (then E_0 -> 1 + l for power laws) or to infinity.
+fitting noise is benign (E_0 -> 1), tempered (a finite limit above 1) or catastrophic (E_0 -> infinity) as n grows, if k / r_k
+goes to 0, to a finite limit l (then E_0 -> 1 + l for power laws) or to infinity.
 
     cost(eigenvalues, power, n=200, noise=0.5)       # <= bound(eigenvalues, n=200)
     print(classify(eigenvalues))
@@ -55,8 +55,8 @@ def cost(eigenvalues: ArrayLike, power: ArrayLike, n: float, noise: float, *, mu
     _interpolates(spectrum(eigenvalues), n, multiplicity)
     ridgeless = krr(eigenvalues, power, n, 0.0, noise, multiplicity=multiplicity)
     if not ridgeless.test:
-        raise SelectionError("the target is zero, and so is the noise: every ridge has the error 0, and there is no cost. Give the "
-                             "target's power or the noise.")
+        raise SelectionError("the target is zero, and so is the noise: every ridge has the error 0, and there is no cost. Give "
+                             "the target's power or the noise.")
     best = optimal_ridge(eigenvalues, power, n, noise, multiplicity=multiplicity)
     if math.isinf(best):
         power_ = read(power=(power, "m"))[0]
@@ -124,8 +124,8 @@ def classify(eigenvalues: ArrayLike, *, trusted: int | None = None) -> Overfitti
     last = int(len(lam) * (TRUSTED if len(lam) == len(every) else ENDED)) if trusted is None else trusted
     whole(trusted=last)
     if len(lam) < FEWEST or not 10 <= last < len(lam):
-        raise SelectionError(f"{len(lam)} eigenvalues above rounding errors, of which {last} are to be trusted: a class is a limit, "
-                             f"and at least {FEWEST} eigenvalues are needed, of which 10 or more can be trusted. Give more "
+        raise SelectionError(f"{len(lam)} eigenvalues above rounding errors, of which {last} are to be trusted: a class is a "
+                             f"limit, and at least {FEWEST} eigenvalues are needed, of which 10 or more can be trusted. Give more "
                              f"examples, or use bound(eigenvalues, n), which holds for each n.")
     before, alpha = _exponent(lam, last / 9, last / 3), _exponent(lam, last / 3, last)
     tiny = 1e-9  # exponents up to 1 belong to sums that diverge: k / r_k goes to 0
@@ -164,8 +164,8 @@ def _interpolates(lam: Vector, n: float, multiplicity: ArrayLike | None) -> None
     rank = (lam > 0).sum() if multiplicity is None else float(read(multiplicity=(multiplicity, "m"))[0].sum())
     if not 0 < n < rank:
         raise SelectionError(f"n={n} examples and {rank:g} eigenvalues above 0: a kernel of this rank interpolates fewer than "
-                             f"{rank:g} examples only, and the cost of overfitting is that of interpolation. Take fewer examples, "
-                             f"or more eigenvalues.")
+                             f"{rank:g} examples only, and the cost of overfitting is that of interpolation. Take fewer "
+                             f"examples, or more eigenvalues.")
 
 
 # ------------------------------------------------------------------------------------------------ simulate
