@@ -107,7 +107,7 @@ def test_laws(seed: int, n: int, k: float, ridge: float, m: int, decay: float) -
 
 
 def test_conservation_holds_for_each_data_set() -> None:
-    """sum_i L_i = Tr K (K + ridge)^-1, where L_i is the diagonal of the map from coefficients to learned ones; n without ridge."""
+    """sum_i L_i = Tr K (K + ridge)^-1, L_i being the diagonal of the map from coefficients to learned ones."""
     draw = np.random.default_rng(0)
     phi = draw.standard_normal((30, 300))
     K = (phi * LAM) @ phi.T
