@@ -125,8 +125,8 @@ def classify(eigenvalues: ArrayLike, *, trusted: int | None = None) -> Overfitti
     whole(trusted=last)
     if len(lam) < FEWEST or not 10 <= last < len(lam):
         raise SelectionError(f"{len(lam)} eigenvalues above rounding errors, of which {last} are to be trusted: a class is "
-                             f"a limit, and at least {FEWEST} eigenvalues are needed, of which 10 or more can be trusted. Give more "
-                             f"examples, or use bound(eigenvalues, n), which holds for each n.")
+                             f"a limit, and at least {FEWEST} eigenvalues are needed, of which 10 or more can be trusted. Give "
+                             f"more examples, or use bound(eigenvalues, n), which holds for each n.")
     before, alpha = _exponent(lam, last / 9, last / 3), _exponent(lam, last / 3, last)
     tiny = 1e-9  # exponents up to 1 belong to sums that diverge: k / r_k goes to 0
     slope = math.log(max(alpha - 1, tiny) / max(before - 1, tiny)) / math.log(3)
