@@ -42,7 +42,7 @@ FARTHEST = 1e8  # largest gamma that is tried for the best ridge, in units of Tr
 POINTS = 160  # values of gamma between which the best ridge is searched
 
 
-class Modes(NamedTuple):
+class KernelModes(NamedTuple):
     """Eigenvalues of a kernel's operator, the power v_i^2 of the target along its eigenfunctions, and how many modes each entry
     stands for (None: one each); the power of an entry is that of all its modes together."""
 
@@ -130,7 +130,7 @@ def optimal_ridge(eigenvalues: ArrayLike, power: ArrayLike, n: float, noise: flo
 # ------------------------------------------------------------------------------------------------ power laws
 
 
-def power_law(alpha: float, beta: float, last: int = 10**8) -> Modes:
+def power_law(alpha: float, beta: float, last: int = 10**8) -> KernelModes:
     """Return modes with eigenvalues i^-alpha and power i^-beta for all i from 1 on.
 
     Sums over ``last`` modes are made of few points (``theory.powerlaw``). One more entry stands for all modes beyond, whose
@@ -142,7 +142,7 @@ def power_law(alpha: float, beta: float, last: int = 10**8) -> Modes:
     lam, v2 = i**-alpha, i**-beta * weight
     lam_beyond, v2_beyond = ((last + 0.5) ** (1 - e) / (e - 1) for e in (alpha, beta))
     end = float(last) ** -alpha
-    return Modes(np.append(lam, end), np.append(v2, v2_beyond), np.append(weight, lam_beyond / end))
+    return KernelModes(np.append(lam, end), np.append(v2, v2_beyond), np.append(weight, lam_beyond / end))
 
 
 def fitting_ratio(alpha: float, beta: float, noise: float = 0.0) -> float:
@@ -189,7 +189,7 @@ def risk_at_ratio(ratio: ArrayLike, n: float, alpha: float, beta: float, noise: 
 # ------------------------------------------------------------------------------------------------ data
 
 
-def modes(K: Float[Any, "n n"], y: ArrayLike) -> Modes:
+def modes(K: Float[Any, "n n"], y: ArrayLike) -> KernelModes:
     """Return the modes of a Gram matrix on M examples, largest first: eigenvalues / M, and the power of labels y [M] or [M, c].
 
     The examples then are the whole population. Of n of them drawn without replacement, the others have the mean error
@@ -209,7 +209,7 @@ def modes(K: Float[Any, "n n"], y: ArrayLike) -> Modes:
     order = torch.arange(len(K_) - 1, -1, -1, device=K_.device)
     lam = values[order].clamp(min=0) / len(K_)
     v2 = (vectors.T @ y_).square().sum(1)[order] / len(K_)
-    return Modes(like(lam, K), like(v2, K))
+    return KernelModes(like(lam, K), like(v2, K))
 
 
 def unseen(risk: Risk, n: int, M: int) -> float:
