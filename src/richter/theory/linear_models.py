@@ -82,7 +82,8 @@ def learnability(intensity: ArrayLike, n: int) -> tuple[Array, float]:
     (rho,) = read(intensity=(intensity, "k"))
     if n >= int((rho > 0).sum()):
         raise SelectionError(f"n={n} examples and {int((rho > 0).sum())} features of an intensity above 0: with as many "
-                             f"examples as features all coefficients are determined, and nothing is preferred. Take fewer examples.")
+                             f"examples as features all coefficients are determined, and nothing is preferred. Take "
+                             f"fewer examples.")
     risk = krr(intensity, torch.zeros_like(rho) if isinstance(intensity, Tensor) else np.zeros(len(rho)), n, 0.0)
     return risk.learnability, risk.kappa
 
