@@ -68,12 +68,12 @@ def draw(r: Results) -> Any:
 
 EXPERIMENT = Experiment(
     name="nfa_tiny", ref=Ref("nfa", "Fig. 99"), title="sums of whole numbers", smoke=Settings(), paper=Settings(steps=60),
-    over=("seed",), work=work, figures={"sums": draw}, start={"steps": 1},
+    over=("seed",), work=work, figures={"sums": draw}, start={"steps": 1}, protocol="exact",
     claims=(Claim("distance to the closed form", expected, Interval(high=1e-9), Control("a wrong sum", {"wrong": True}),
-                  paper="0", source="arithmetic"),
+                  paper="0", source="arithmetic", says="The sum of the first n numbers is n (n - 1) / 2."),
             Claim("growth of the curve", lambda r: float(np.diff(r["curve"]).min()), Interval(low=0.0),
                   Control("a falling walk", {"seeds": (-3,)}),
-                  source="arithmetic")))
+                  source="arithmetic", own=True)))
 
 
 def die_after(writes: int, seconds: float) -> None:

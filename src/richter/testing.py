@@ -95,8 +95,6 @@ def _check_words(e: Experiment) -> None:
         _require(c.own or not c.rival, f"{where} names a rival, which only claims with own=True do: give the others a control.")
         for place in c.places or (e.ref.place,):
             word, details = kind_of(e.protocol_of(c, place))
-            if not (c.says or c.own or word):
-                continue
             _require(bool(c.says) or c.own,
                      f"{where} does not say what the paper claims: give it says='...' with the paper's number, or own=True if "
                      f"the paper makes no such claim.")

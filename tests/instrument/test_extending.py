@@ -610,9 +610,10 @@ def toss(s: Coin, run: Any) -> dict[str, Any]:
 
 def test_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     claim = Claim("share of heads", lambda r: float(r["share"].mean()), Interval(0.4, 0.6),
-                  control=Control("a bent coin", {"fair": False}), paper="0.5", source="arithmetic")
+                  control=Control("a bent coin", {"fair": False}), paper="0.5", source="arithmetic",
+                  says="A coin falls on heads as often as not: 0.5.")
     coin = Experiment(name="nfa_coin", ref=Ref("nfa", "Sec. 0"), title="a coin falls on either side", smoke=Coin(),
-                      paper=Coin(100_000), work=toss, start={"n": 1}, claims=(claim,))
+                      paper=Coin(100_000), work=toss, start={"n": 1}, protocol="exact", claims=(claim,))
     check_experiment(coin, tmp_path)
     richter.experiments.add(coin)
     try:

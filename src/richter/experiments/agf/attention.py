@@ -143,11 +143,14 @@ EXPERIMENT = Experiment(
     smoke=AgfAttentionSettings(draws=(0, 1)), paper=AgfAttentionSettings(), over=("draw",), analysis=("times", "levels"),
     work=work, figures={"agf_attention": draw},
     start={"draws": (0,), "alpha": 1e-2}, reduced="two of ten draws of initial weights",
+    protocol="unstated: the paper's problems are not known here; random ones",
     claims=(
         Claim("largest relative error of a level of the flow", level_error, Interval(high=1e-3), LONG, paper="equal", source=SEEN,
-              over="draw"),
+              over="draw", says="AGF and gradient flow of linear attention have the same loss on every plateau."),
         Claim("largest relative error of a jump time of the algorithm", time_error, Interval(high=0.05), (EVENLY, FORGETFUL),
-              source="5 %, as asked of linear networks; for this network no bar is known", over="draw"),
+              source="5 %, as asked of linear networks; for this network no bar is known", over="draw",
+              says="AGF tells when each drop of the loss comes in linear attention."),
         Claim("that error in units of the one of evenly spaced jumps", share_of_even, Interval(high=0.99), EVENLY,
-              source="set with the task: below even spacing", over="draw"),
+              source="set with the task: below even spacing", over="draw", own=True,
+              rival="evenly spaced jumps"),
     ))

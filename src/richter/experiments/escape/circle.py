@@ -97,13 +97,19 @@ EXPERIMENT = Experiment(
     smoke=EscapeCircleSettings(seeds=(0, 1)), paper=EscapeCircleSettings(), over=("seed",), analysis=("first",), work=work,
     start={"seeds": (0,), "restarts": 2, "steps": 2},
     figures={"escape_example1": draw}, reduced="2 seeds of 10 of the search",
+    protocol="exact",
     claims=(
         Claim("|best speed of layers of rank one - 0.414214|", lambda r: off(r, "scan", "explicit", RANK_ONE),
-              Interval(high=1e-6), OTHER, paper="sqrt(2) - 1", source="the example; a scan over 3,601 angles meets the best one"),
+              Interval(high=1e-6), OTHER, paper="sqrt(2) - 1", source="the example; a scan over 3,601 angles meets the best one",
+              says="On the circle of Example 1 first layers of rank one have escape speed sqrt(2) - 1 at most."),
         Claim("|speed with a first layer of rank two - 0.500000|", lambda r: off(r, "explicit", "scan", RANK_TWO),
-              Interval(high=1e-6), OTHER, paper="1/2", source="the example, by an explicit network"),
+              Interval(high=1e-6), OTHER, paper="1/2", source="the example, by an explicit network",
+              says="On the circle of Example 1 a first layer of rank two has escape speed 1/2."),
         Claim("speed that the search finds", lambda r: float(r["speed"].mean()), Interval(0.49, RANK_TWO + 1e-9), NARROW,
-              over="seed", paper="1/2", source="definitions: above 0.49, and no more than the best"),
+              over="seed", paper="1/2", source="definitions: above 0.49, and no more than the best",
+              says="The fastest escape direction on the circle has speed 1/2."),
         Claim("s1/s2 of the first layer that the search finds", lambda r: float(r["ratio"][:, 0].mean()), Interval(1.0, 1.1),
-              NARROW, over="seed", paper="rank two: both singular values are sqrt(1/2)", source="definitions: 0.709 and 0.707"),
+              NARROW, over="seed", paper="rank two: both singular values are sqrt(1/2)", source="definitions: 0.709 and 0.707",
+              says="The first layer of the fastest escape direction on the circle has rank two: both singular values are "
+                   "sqrt(1/2)."),
     ))

@@ -141,12 +141,16 @@ EXPERIMENT = Experiment(
     smoke=EscapeGrowthSettings(depths=(2, 4), seeds=(0, 1), steps=800), paper=EscapeGrowthSettings(), over=("depth", "seed"),
     analysis=("speed",), work=work,
     start={"seeds": (0,), "depths": (3,), "steps": 20}, figures={"escape_sec3": draw}, reduced="2 depths of 4, 2 seeds of 10",
+    protocol="exact",
     claims=(
         Claim("largest relative error of c(t), speed on the sphere of radius sqrt(L)", lambda r: off(r, "c", "linear"),
-              Interval(high=1e-3), MIXED, over="seed", paper="dc/dt = s c^(L-1)", source="definitions: 1e-3"),
+              Interval(high=1e-3), MIXED, over="seed", paper="dc/dt = s c^(L-1)", source="definitions: 1e-3",
+              says="Along an escape direction of speed s, on the sphere of radius sqrt(L), the scale grows as dc/dt = s "
+                   "c^(L-1)."),
         Claim("largest relative error of |theta|(t), speed on the unit sphere", lambda r: off(r, "norm", "linear"),
               Interval(high=1e-3), MIXED, over="seed", paper="|theta|^(2-L) = |theta_0|^(2-L) + (2-L) L s_1 t",
-              source="definitions: 1e-3"),
+              source="definitions: 1e-3", says="Along an escape direction |theta|^(2-L) = |theta_0|^(2-L) + (2-L) L s_1 t."),
         Claim("largest relative error of |theta|(t) of a network that follows its own loss", lambda r: off(r, "c", "trained"),
-              Interval(high=1e-3), (MIXED, RANDOM), over="seed", paper="the same near the origin", source="definitions: 1e-3"),
+              Interval(high=1e-3), (MIXED, RANDOM), over="seed", paper="the same near the origin", source="definitions: 1e-3",
+              says="Near the origin a network that follows its own loss grows by the law of the escape direction."),
     ))

@@ -160,10 +160,13 @@ EXPERIMENT = Experiment(
     start={"seeds": (0,), "steps": 20, "data": "digits"}, figures={"escape_experiments_saddles": draw}, more_data=("mnist",),
     reduced="scikit-learn's digits, half of the steps, 1 seed of 5",
     missing={PLACE: "hidden layers of 1,000 units (64 here), all of MNIST (500 images here), mini-batches, CIFAR-10"},
+    protocol="reduced: 64 of 1,000 hidden units, 500 images, full batches",
+    partial={"Experiments, saddles": "MNIST of MNIST and CIFAR-10"},
     claims=(
         Claim("largest rank of layers 2 and deeper at the first saddle, over depths", first_rank, Interval(1.0, 1.0),
               (UNTRAINED, LARGE), over="seed", paper="one dominant singular value", source="the abstract: the first saddle has "
-              "bottleneck rank one"),
+              "bottleneck rank one", says="At the first saddle on images, deep layers have rank one."),
         Claim("growth of the bottleneck rank from the first saddle to the last, four layers", growth, Interval(low=1.0),
-              (UNTRAINED, LARGE), over="seed", paper="increasing bottleneck rank", source="the abstract"),
+              (UNTRAINED, LARGE), over="seed", paper="increasing bottleneck rank", source="the abstract",
+              says="Descent visits saddles of increasing bottleneck rank."),
     ))

@@ -121,24 +121,30 @@ OWN = Control("the true labels", {"random": "classes"})
 EXCHANGED = Control("the network of true labels for that of random ones", {"random": "classes", "lazy": "classes"})
 CLAIMS = (
     Claim("kappa on the training set, largest over 0, 10 and 100 % of random labels", widest, Interval(high=0.1), (LAST, NONE),
-          paper="minimum feature regime in all three", source=DEFINITION, over="seed"),
+          paper="minimum feature regime in all three", source=DEFINITION, over="seed",
+          says="With 0, 10 and 100 % of random labels training ends in the minimum feature regime (kappa below 0.1)."),
     Claim("kappa on the training set, all labels random", lambda r: number(r, "kappa_cka_fit", r.settings.random),
-          Interval(high=0.05), (NO_DECAY, LAST, NONE), paper="minimum feature regime", source=BAR, over="seed"),
+          Interval(high=0.05), (NO_DECAY, LAST, NONE), paper="minimum feature regime", source=BAR, over="seed",
+          says="With labels all random training ends in the minimum feature regime."),
     Claim("share of random labels that is learned", lambda r: number(r, "accuracy_fit", r.settings.random), Interval(low=0.99),
-          (LAST, NONE), paper="converged", source="the caption: all three converge", over="seed"),
+          (LAST, NONE), paper="converged", source="the caption: all three converge", over="seed",
+          says="Training on random labels converges."),
     Claim("test accuracy, all labels random", lambda r: number(r, "accuracy", r.settings.random), Interval(high=0.2), OWN,
-          paper="markedly lower", source="chance is 0.1", over="seed"),
+          paper="markedly lower", source="chance is 0.1", over="seed",
+          says="With random labels the test accuracy is markedly lower."),
     Claim("test accuracy on true labels less that on random ones",
           lambda r: number(r, "accuracy", r.settings.good) - number(r, "accuracy", r.settings.random), Interval(low=0.5), OWN,
-          paper="differ markedly", source="half of what there is", over="seed"),
+          paper="differ markedly", source="half of what there is", over="seed",
+          says="Networks of true and of random labels differ markedly in test accuracy."),
     Claim("rich is not good: kappa of a lazy network (its last layer) less that of the one that learned random labels",
           lambda r: number(r, "kappa_cka", r.settings.lazy) - number(r, "kappa_cka", r.settings.random), Interval(low=0.1),
           EXCHANGED, paper="a network may be in the minimum regime at chance accuracy", source="the border of Definition 2",
-          over="seed"),
+          over="seed", says="The minimum feature regime does not imply good generalisation: a lazy network has a larger kappa."),
     Claim("rich is not good: test accuracy of the lazy network less that of the one that learned random labels",
           lambda r: number(r, "accuracy", r.settings.lazy) - number(r, "accuracy", r.settings.random), Interval(low=0.5),
           EXCHANGED, paper="a network may be in the minimum regime at chance accuracy", source="half of what there is",
-          over="seed"),
+          over="seed",
+          says="The minimum feature regime does not imply good generalisation: a lazy network has a higher test accuracy."),
 )
 
 
@@ -166,4 +172,5 @@ EXPERIMENT = Experiment(
     analysis=("noisy", "random", "lazy", "good"), figures={"layerwise_fig3_5": draw},
     start={"shortened": 200, "width": 16, "seeds": (0,)}, data=("mnist_5k",), reduced="one seed for 5",
     missing={"Fig. 3.5": "ResNet18 on 10,000 images of CIFAR-10, for which a fully connected network on 4,000 of MNIST stands"},
+    protocol="stand-in: a fully connected network on 4,000 of MNIST for ResNet-18 on 10,000 of CIFAR-10",
     claims=CLAIMS)

@@ -33,21 +33,24 @@ ONE = Control("regression", {"ten": "value"})
 TEXT = "the text: two features, of which the first is constant"
 CLAIMS = (
     Claim("regression: kappa, larger of fitting and held-out sample", kappa, Interval(high=0.02), (LAST, NONE, TEN),
-          paper="minimum feature regime", source="independent check of the recipe, one seed", over="seed"),
+          paper="minimum feature regime", source="independent check of the recipe, one seed", over="seed",
+          says="Regression of the digit's value ends in the minimum feature regime."),
     Claim("regression: used features without the constant, D_eff(Q^) of centred features and outputs, fitting sample",
           lambda r: number(r, "used_varying", r.settings.one), Interval(high=1.5), (LAST, NONE, TEN), paper="1",
-          source="the text: one besides the constant; nearer to one than to two", over="seed"),
+          source="the text: one besides the constant; nearer to one than to two", over="seed",
+          says="Regression of the digit's value uses one feature besides the constant."),
     Claim("regression: used features, D_eff(Q^) on the fitting sample",
           lambda r: number(r, "deff_utilisation_fit", r.settings.one), Interval(high=2.0), TEN, paper="2", source=TEXT,
-          over="seed"),
+          over="seed", says="Regression of the digit's value uses two features."),
     Claim("regression: strong features, plain D_eff(rho)", lambda r: number(r, "strong", r.settings.one), Interval(high=2.0),
-          (LAST, NONE, TEN), paper="2", source=TEXT, over="seed"),
+          (LAST, NONE, TEN), paper="2", source=TEXT, over="seed",
+          says="Regression of the digit's value has two strong features."),
     Claim("classification: used features, D_eff(Q^) on the fitting sample",
           lambda r: number(r, "deff_utilisation_fit", r.settings.ten), Interval(9.5, 11.5), ONE, paper="10",
-          source="independent check of the recipe, 2 seeds", over="seed"),
+          source="independent check of the recipe, 2 seeds", over="seed", says="Classification of digits uses ten features."),
     Claim("classification: kappa on held-out examples", lambda r: number(r, "kappa_cka", r.settings.ten), Interval(high=0.1),
           Control("an untrained network", {"ten": "value, none"}), paper="minimum feature regime", source="Definition 2: 0.1",
-          over="seed"),
+          over="seed", says="Classification of digits ends in the minimum feature regime."),
 )
 
 
@@ -73,4 +76,6 @@ EXPERIMENT = Experiment(
           "added, which it fails. Without the constant D_eff(rho) is 3.3 and 2.9: an entropy counts many weak features, which "
           "kappa does not weigh, and there is no claim of it",
     missing={"Fig. 3.6": "ResNet18 on 60,000 images, for which a fully connected network on 4,000 stands, whose values are right "
-                         "for some 55 % of the test images"}, claims=CLAIMS)
+                         "for some 55 % of the test images"},
+    protocol="stand-in: a fully connected network on 4,000 images for ResNet-18 on 60,000",
+    claims=CLAIMS)

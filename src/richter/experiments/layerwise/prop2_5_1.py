@@ -114,24 +114,31 @@ IDENTITY, TIGHT = "an identity, to 1e-8", Interval(high=1e-8)
 ONE, TWO, THREE = ("Prop. 2.5.1",), ("Prop. 2.5.2",), ("Prop. 2.5.3",)
 CLAIMS = (
     Claim("Eq. 2.10, the trace over the sizes of its matrices, largest over draws", lambda r: largest(r, "text"), TIGHT,
-          (MORE, RANDOM), paper="0", source=IDENTITY, places=ONE),
+          (MORE, RANDOM), paper="0", source=IDENTITY, places=ONE,
+          says="Prop. 2.5.1: features of minimum projection have no spread within classes: the trace of Eq. 2.10 is 0."),
     Claim("nc1, features within classes beside those between them", lambda r: largest(r, "nc1"), Interval(high=1e-12),
-          (MORE, RANDOM), paper="0", source="features of minimum projection are constant on classes", places=ONE),
+          (MORE, RANDOM), paper="0", source="features of minimum projection are constant on classes", places=ONE,
+          says="Prop. 2.5.1: features of minimum projection satisfy NC1 exactly: 0."),
     Claim("error of (mu_i - mu_g).(mu_j - mu_g) = a2 (C delta_ij - 1)", lambda r: largest(r, "simplex"), TIGHT,
-          (UNEQUAL, RANDOM), paper="Eq. 2.11", source=IDENTITY, places=TWO),
+          (UNEQUAL, RANDOM), paper="Eq. 2.11", source=IDENTITY, places=TWO,
+          says="Eq. 2.11: centred class means of minimum projection form a simplex."),
     Claim("nc2, deviations of angles and lengths from the simplex", lambda r: largest(r, "nc2"), Interval(high=1e-12),
-          (UNEQUAL, RANDOM), paper="0", source="features of minimum projection have a simplex of means", places=TWO),
+          (UNEQUAL, RANDOM), paper="0", source="features of minimum projection have a simplex of means", places=TWO,
+          says="Prop. 2.5.2: features of minimum projection satisfy NC2 exactly: 0."),
     Claim("error of mu_i.mu_j = C^2 <f_i|T f_j>", lambda r: largest(r, f"means_{r.settings.form}"), TIGHT, PRINTED,
-          paper="Eq. 2.18, without C^2", source=IDENTITY, places=TWO),
+          paper="Eq. 2.18, without C^2", source=IDENTITY, places=TWO,
+          says="Eq. 2.18: class means have inner products <f_i|T f_j> (printed without the factor C^2).", reason="misprint"),
     Claim("nc3 and nc4 of the last layer of least norm", lambda r: largest(r, *(
               f"{name}_{'bias' if r.settings.bias else 'free'}" for name in ("nc3", "nc4"))), TIGHT, FREE,
-          paper="follow from NC1 and NC2", source="independent check: with a bias that has no penalty", places=TWO),
+          paper="follow from NC1 and NC2", source="independent check: with a bias that has no penalty", places=TWO,
+          says="Prop. 2.5.2: NC3 and NC4 follow from NC1 and NC2."),
     Claim("error of <C f_i|T(C f_j - 1)> = a2 (C delta_ij - 1)", lambda r: largest(r, f"indicators_{r.settings.form}"), TIGHT,
-          (PRINTED, UNEQUAL, RANDOM), paper="Eq. 2.19: a2 (delta_ij - 1/C)", source=f"{IDENTITY}; Eq. D.12", places=THREE),
+          (PRINTED, UNEQUAL, RANDOM), paper="Eq. 2.19: a2 (delta_ij - 1/C)", source=f"{IDENTITY}; Eq. D.12", places=THREE,
+          says="Eq. 2.19: <C f_i|T (C f_j - 1)> = a2 (delta_ij - 1/C) (corrected: a2 (C delta_ij - 1)).", reason="misprint"),
     Claim("|<1|T(C f_j - 1)>|, relative to a2", lambda r: largest(r, "constant"), TIGHT, (UNEQUAL, RANDOM), paper="0",
-          source=IDENTITY, places=THREE),
+          source=IDENTITY, places=THREE, says="Prop. 2.5.3: the constant is orthogonal to T (C f_j - 1): 0."),
     Claim("kappa of features of minimum projection", lambda r: largest(r, "kappa"), TIGHT, (UNEQUAL, RANDOM), paper="0",
-          source="Definitions 1 and 2", places=THREE),
+          source="Definitions 1 and 2", places=THREE, says="Prop. 2.5.3: features of minimum projection have kappa = 0."),
 )
 
 
@@ -156,4 +163,6 @@ EXPERIMENT = Experiment(
     name="layerwise_prop2_5_1", ref=Ref("layerwise", "Prop. 2.5.1"), title="minimum projection implies neural collapse",
     smoke=LayerwiseProp2_5_1Settings(), paper=LayerwiseProp2_5_1Settings(), work=work, over=("classes", "seed"),
     analysis=("kind", "form", "bias"), start={"classes": (3,), "seeds": (0,)}, quick=True,
-    places=("Prop. 2.5.1", "Prop. 2.5.2", "Prop. 2.5.3"), figures={"layerwise_prop2_5_1": draw}, claims=CLAIMS)
+    places=("Prop. 2.5.1", "Prop. 2.5.2", "Prop. 2.5.3"), figures={"layerwise_prop2_5_1": draw},
+    protocol="exact",
+    claims=CLAIMS)

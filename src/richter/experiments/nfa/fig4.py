@@ -108,24 +108,34 @@ BAR = "independent check of the recipe, 3 seeds"
 FIG4: dict[str, Any] = {"places": ("Fig. 4",), "over": "seed", "source": BAR}
 FIG11: dict[str, Any] = {"places": ("Fig. 11",), "over": "seed"}
 CLAIMS = (
-    Claim("SLO: smallest UC over scales", lambda r: limited(r, "nfc").min(), Interval(low=0.90), RIVALS, **FIG4),
-    Claim("SLO: smallest C/UC over scales", lambda r: limited(r, "c_uc_ratio").min(), Interval(low=0.95), RIVALS, **FIG4),
-    Claim("SLO: spread of UC over scales", lambda r: float(np.ptp(limited(r, "nfc"))), Interval(high=0.04), RIVALS, **FIG4),
-    Claim("descent at scale 1: UC", lambda r: plain(r, "nfc", largest)[0], Interval(0.50, 0.70), LIMITED, **FIG4),
-    Claim("descent at scale 1: C/UC", lambda r: plain(r, "c_uc_ratio", largest)[0], Interval(high=0.05), LIMITED, **FIG4),
+    Claim("SLO: smallest UC over scales", lambda r: limited(r, "nfc").min(), Interval(low=0.90), RIVALS, **FIG4,
+          says="SLO gives a high UC-NFC at every initial scale."),
+    Claim("SLO: smallest C/UC over scales", lambda r: limited(r, "c_uc_ratio").min(), Interval(low=0.95), RIVALS, **FIG4,
+          says="SLO brings the ratio of C-NFC to UC-NFC close to 1 at every initial scale.", reason="misprint"),
+    Claim("SLO: spread of UC over scales", lambda r: float(np.ptp(limited(r, "nfc"))), Interval(high=0.04), RIVALS, **FIG4,
+          says="SLO makes the UC-NFC independent of the initial scale.", reason="misprint"),
+    Claim("descent at scale 1: UC", lambda r: plain(r, "nfc", largest)[0], Interval(0.50, 0.70), LIMITED, **FIG4,
+          says="With plain descent and a large initial scale the UC-NFC is low.", reason="misprint"),
+    Claim("descent at scale 1: C/UC", lambda r: plain(r, "c_uc_ratio", largest)[0], Interval(high=0.05), LIMITED, **FIG4,
+          says="With plain descent and a large initial scale the C-NFC is a small part of the UC-NFC.", reason="misprint"),
     Claim("descent at scales <= 0.01: smallest UC", lambda r: plain(r, "nfc", small).min(), Interval(low=0.92), UNTRAINED,
-          **FIG4),
+          **FIG4, says="With plain descent the UC-NFC is high at small initial scales.",
+          reason="misprint"),
     Claim("descent at scales <= 0.01: smallest C/UC", lambda r: plain(r, "c_uc_ratio", small).min(), Interval(low=0.95),
-          UNTRAINED, **FIG4),
+          UNTRAINED, **FIG4, says="With plain descent the C-NFC dominates the UC-NFC at small initial scales.",
+          reason="misprint"),
     Claim("correlation of NFM and EGOP at scale 1: SLO less descent",
           lambda r: (limited(r, "nfm_egop", largest) - last(r, "nfm_egop", "gd", largest))[0], Interval(low=0.25), RIVALS,
-          source=BAR, **FIG11),
+          source=BAR, **FIG11, says="At a large initial scale SLO gives better features than plain descent.",
+          reason="misprint"),
     Claim("SLO: spread over scales of the correlation of NFM and EGOP", lambda r: float(np.ptp(limited(r, "nfm_egop"))),
           Interval(high=0.1), RIVALS, paper="the features become invariant to the initial scale",
-          source="independent check: .797 to .862 over scales, against .364 to .866 of descent", **FIG11),
+          source="independent check: .797 to .862 over scales, against .364 to .866 of descent", **FIG11,
+          says="With SLO the features become invariant to the initial scale.", reason="misprint"),
     Claim("descent: correlation of NFM and EGOP at scales <= 0.01 less that at scale 1",
           lambda r: plain(r, "nfm_egop", small).min() - plain(r, "nfm_egop", largest)[0], Interval(low=0.25), LIMITED,
-          paper="the quality of the NFM falls as the scale grows", source="independent check: .860 against .364", **FIG11),
+          paper="the quality of the NFM falls as the scale grows", source="independent check: .860 against .364", **FIG11,
+          says="With plain descent the quality of the NFM falls as the initial scale grows.", reason="misprint"),
 )
 
 # ------------------------------------------------------------------------------------------------ figures
@@ -176,4 +186,6 @@ EXPERIMENT = Experiment(
     title="limited speeds make feature learning independent of the initial scale",
     smoke=NfaFig4Settings(), paper=NfaFig4Settings(seeds=tuple(range(6))), start={"steps": 1},
     over=("method", ("scale", "rate"), "seed"), analysis=("limited", "plain"), work=work,
-    figures={"nfa_fig4": draw_curves, "nfa_fig11": draw_matrices}, reduced="one seed in the place of 6", claims=CLAIMS)
+    figures={"nfa_fig4": draw_curves, "nfa_fig11": draw_matrices}, reduced="one seed in the place of 6",
+    protocol="exact",
+    claims=CLAIMS)

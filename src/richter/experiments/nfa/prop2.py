@@ -112,11 +112,15 @@ EXPERIMENT = Experiment(
     smoke=NfaProp2Settings(), paper=NfaProp2Settings(n=128, width=128, seeds=tuple(range(10))), work=work,
     figures={"nfa_prop2": draw},
     over=("seed",), analysis=("inner",), start={"n": 4, "steps": 1}, quick=True,
+    protocol="exact",
     claims=(
         Claim("largest |AGOP - W^T K W| / |AGOP| over layers and networks", error, Interval(high=1e-8), (SUM, ROTATED, IDENTITY),
-              paper="exact", source=EXACT),
+              paper="exact", source=EXACT, says="Prop. 2: the AGOP is W^T K W (the display of K has lost its 1/n).",
+              reason="misprint"),
         Claim("largest difference of the two correlations over layers and networks", lambda r: apart(r, "rho"),
-              Interval(high=1e-8), (ROTATED, IDENTITY), paper="exact", source=EXACT),
+              Interval(high=1e-8), (ROTATED, IDENTITY), paper="exact", source=EXACT,
+              says="Prop. 2: the correlation of NFM and AGOP is that of W^T W and W^T K W."),
         Claim("largest difference of the measured nfc from the right-hand side", lambda r: apart(r, "nfc"), Interval(high=1e-8),
-              (ROTATED, IDENTITY), paper="exact", source=EXACT),
+              (ROTATED, IDENTITY), paper="exact", source=EXACT,
+              says="Prop. 2: the correlation of NFM and AGOP is that of W^T W and W^T K W, also as measured by this library."),
     ))

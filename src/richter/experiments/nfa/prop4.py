@@ -83,9 +83,14 @@ EXPERIMENT = Experiment(
     name="nfa_prop4", ref=Ref("nfa", "Prop. 4"), title="a layer's tangent kernel factorises",
     smoke=NfaProp4Settings(), paper=NfaProp4Settings(n=64, width=256), work=work, figures={"nfa_prop4": draw}, start={"n": 4},
     quick=True,
+    protocol="exact",
     claims=(
         Claim("largest relative error of the identity over layers and outputs", lambda r: r["identity"].max(),
-              Interval(high=1e-8), MISPRINT, paper="exact", source="an identity; rounding in float64"),
+              Interval(high=1e-8), MISPRINT, paper="exact", source="an identity; rounding in float64",
+              says="Prop. 4: a layer's tangent kernel is its pre-activation kernel times x_l . z_l (the proof prints x_0).",
+              reason="misprint"),
         Claim("largest relative error with Richter's tangent kernel on the left", lambda r: r["instrument"].max(),
-              Interval(high=1e-8), MISPRINT, paper="exact", source="an identity; rounding in float64"),
+              Interval(high=1e-8), MISPRINT, paper="exact", source="an identity; rounding in float64",
+              says="Prop. 4: a layer's tangent kernel is its pre-activation kernel times x_l . z_l (as measured here).",
+              reason="misprint"),
     ))

@@ -181,14 +181,16 @@ NOT_GROWN: dict[str, Mapping[Scale, str]] = {"MNIST": {"smoke": SMALL}, "CIFAR-1
 CLAIMS = (
     *(Claim(f"{name}: growth of the best layer's alignment", panel(growth, d, deep, lr),
             Interval(low=2.5), (UNTRAINED, SHUFFLED), source=BAR, over="seed", places=(place,),
-            differs=NOT_GROWN.get(name, ""))
+            differs=NOT_GROWN.get(name, ""), says=f"The alignment of the best layer grows in training ({name}).")
       for place, name, d, deep, lr in PANELS),
     *(Claim(f"{name}: growth of the last layer over that of the layer that grew most",
             panel(gap, d, deep, lr), Interval(high=0.5), UNTRAINED, source=BAR, over="seed",
-            places=(place,)) for place, name, d, deep, lr in PANELS if place in ("Fig. 1", "Fig. 2")),
+            places=(place,), says=f"The last layer aligns least: alignment forms a hierarchy over layers ({name}).")
+      for place, name, d, deep, lr in PANELS if place in ("Fig. 1", "Fig. 2")),
     *(Claim(f"{name}: share of the best layer's growth that three epochs bring",
             panel(early, d, False, lr), Interval(low=0.5), UNTRAINED, paper="mostly", source=TEXT,
-            over="seed", places=(place,), differs={"smoke": SMALL} if name in ("MNIST", "Fashion-MNIST, rate 0.003") else "")
+            over="seed", places=(place,), differs={"smoke": SMALL} if name in ("MNIST", "Fashion-MNIST, rate 0.003") else "",
+            says=f"Alignment rises mostly in the first few epochs ({name}).")
       for place, name, d, _, lr in PANELS if place in ("Fig. 2", "Fig. 9", "Fig. 10")),
 )
 LESS = "10,000 images and 10 epochs"
@@ -203,4 +205,7 @@ EXPERIMENT = Experiment(
     missing={"Fig. 1": f"{LESS}; the width and rate are not stated, ours are 100 and 0.004", "Fig. 2": LESS,
              "Fig. 9": f"{LESS}; the rates of panels a and b are not legible, ours are 0.003 and 0.01",
              "Fig. 10": f"{LESS}; the rates as in Fig. 9"},
+    protocol={"Fig. 1": "unstated: width and rate; 10,000 images and 10 epochs", "Fig. 2": "reduced: 10,000 images, 10 epochs",
+              "Fig. 9": "unstated: rates of two panels; 10,000 images, 10 epochs",
+              "Fig. 10": "unstated: rates of two panels; 10,000 images, 10 epochs"},
     claims=CLAIMS)

@@ -205,37 +205,49 @@ RECURSION = "independent check of the recursion"
 CLAIMS = (
     Claim("exponent of the forward information loss", forward_exponent, Interval(-2.005, -1.995),
           Control("against the printed limit 1/2, with the He first layer", {"limit": "printed"}), paper="-2", source="Thm. 1",
-          places=("Thm. 1",)),
+          places=("Thm. 1",), says="Theorem 1: the forward information loss falls with exponent -2 in depth."),
     Claim("limit of the forward information with the He first layer and |x|^2 = d, wide random networks",
           lambda r: random_networks(r, "information"), Interval(0.9, 1.1),
           Control("a first layer N(0, 1/d), which the printed 1/2 needs", {"first": 1.0}), paper="1/2",
-          source="q_1/2 with q_1 = 2: the printed 1/2 is for q_1 = 1", places=("Thm. 1",)),
+          source="q_1/2 with q_1 = 2: the printed 1/2 is for q_1 = 1", places=("Thm. 1",),
+          says="Theorem 1: the forward information goes to 1/2 (corrected: to 1 with the printed first layer).",
+          reason="misprint"),
     *(Claim(f"backward information at {alpha} L less {alpha}^3, over its leading term", reading(backward_ratio, k),
             Interval(0.95, 1.06), Control("the sign of Lemma 2 as printed", {"kappa": -signal.KAPPA}), paper="Theta(log(L)/L)",
-            source=f"{RECURSION}: 1.015 and 1.039 at a million layers", places=("Thm. 2",))
+            source=f"{RECURSION}: 1.015 and 1.039 at a million layers", places=("Thm. 2",),
+            says=f"Theorem 2: backward information at {alpha} L differs from {alpha}^3 by the order log(L) / L (Lemma 2 has a"
+                 " wrong sign).", reason="misprint")
       for k, alpha in enumerate((0.3, 0.5))),
     Claim("backward information at L/100 over (1/100)^3",
           lambda r: float(recursion(r)["early"][0] * 100**r.settings.power), Interval(0.99, 1.02),
-          Control("(l/L)^2", {"power": 2.0}), paper="Theta((l/L)^3)", source=f"{RECURSION}: 1.005", places=("Thm. 2",)),
+          Control("(l/L)^2", {"power": 2.0}), paper="Theta((l/L)^3)", source=f"{RECURSION}: 1.005", places=("Thm. 2",),
+          says="Theorem 2: backward information of layer l of L is of the order (l/L)^3."),
     Claim("largest |measured - predicted| correlation of gradients, over layers, pairs and random networks", gradient_error,
           Interval(high=0.1), Control("the prediction for a leaky ReLU of slope 0.3", {"slope": 0.3}),
-          source="fluctuations of some 1/sqrt(width)", places=("Thm. 2",)),
+          source="fluctuations of some 1/sqrt(width)", places=("Thm. 2",), own=True),
     *(Claim(f"exponent of the balanced layer from 10,000 to a million layers, {name}", reading(deep_slope, k),
-            Interval(0.595, 0.615), TRAINABLE, paper="3/5", source="Cor. 1", places=("Cor. 1",))
+            Interval(0.595, 0.615), TRAINABLE, paper="3/5", source="Cor. 1", places=("Cor. 1",),
+            says=f"Corollary 1: the balanced layer goes with depth to the power 3/5 (very deep, {name}).")
       for k, name in enumerate(("suprema over pairs", "one pair"))),
     Claim("largest distance of balanced layers from the table, depths 10 to 1,000", table_error, Interval(high=0.01),
-          Control("C L^(3/5), C fitted", {"law": "3/5"}), source=RECURSION, places=("Cor. 1",)),
+          Control("C L^(3/5), C fitted", {"law": "3/5"}), source=RECURSION, places=("Cor. 1",), own=True),
     Claim("exponent of the balanced layer from 10 to 100 layers, the nearer to 3/5 of both", shallow_slope, Interval(0.55, 0.65),
           TRAINABLE, paper="3/5", source="the line that the paper draws over its depths", places=("Cor. 1",),
-          differs="3/5 is the exponent of infinite depth; the theory itself has .77 (one pair) to .87 (suprema) here"),
+          differs="3/5 is the exponent of infinite depth; the theory itself has .77 (one pair) to .87 (suprema) here",
+          says="Corollary 1: the balanced layer goes with depth to the power 3/5 at the depths of Fig. 3, 10 to 100.",
+          direction=Interval(0.3, 0.99), reason="scale"),
     Claim("variance of the last layer over the first, NTK parametrisation, wide random networks",
           lambda r: random_networks(r, "covariance"), Interval(0.8, 1.25),
           Control("the printed factor 2/sqrt(N)", {"factor": "printed"}), paper="1",
-          source="the same covariance as the standard one", places=("App. A.4",)),
+          source="the same covariance as the standard one", places=("App. A.4",),
+          says="App. A.4: in the NTK parametrisation the covariance is the same, with the factor 2/sqrt(N) (corrected: "
+               "sqrt(2/N)).", reason="misprint"),
 )
 EXPERIMENT = Experiment(
     name="signal_thm1", ref=Ref("signal", "Thm. 1"), title="what deep networks lose forward and backward",
     smoke=SignalThm1Settings(), paper=SignalThm1Settings(), over=recursion_and_networks,
     analysis=("limit", "kappa", "power", "slope", "law", "depths"), work=work, places=("Thm. 1", "Thm. 2", "Cor. 1", "App. A.4"),
     figures={"signal_thm1": draw_forward, "signal_thm2": draw_backward, "signal_cor1": draw_balance,
-             "signal_app_a_4": draw_parametrisation}, start={"seeds": (0,), "depth": 1000}, claims=CLAIMS)
+             "signal_app_a_4": draw_parametrisation}, start={"seeds": (0,), "depth": 1000},
+    protocol="exact",
+    claims=CLAIMS)
