@@ -43,9 +43,9 @@ class Training:
         self.snapshots = [snapshot(0, {**START, **(start or {})}, STILL, labels),
                           snapshot(step, given, MOVED if layers is None else layers, labels, error)]
         self.loss, self.failures, self.last = loss, list(failures), reached
-        self.names = [] if loss is None else ["loss"]
+        self.scalar_names = [] if loss is None else ["loss"]
 
-    def scalar(self, name: str) -> Series:
+    def scalars(self, name: str) -> Series:
         assert name == "loss"
         values = np.array(self.loss, float)
         return Series(np.arange(len(values)), values, np.full(len(values), math.nan))

@@ -172,7 +172,7 @@ def everything(run: Any, export: bool = True) -> list[Callable[[], object]]:
             questions.append(partial(read, name, layer, step))
 
     questions += [partial(each, "arrays", array), partial(each, "figures", lambda f: run.figure(*f)),
-                  partial(each, "names", run.scalar), lambda: run.scalar_curves(run.names),
+                  partial(each, "scalar_names", run.scalars), lambda: run.scalar_curves(run.scalar_names),
                   lambda: run.curves(run.measures, run.layers),
                   lambda: [run.series(m, k) for m in run.measures for k in run.layers if run.has(m, k)]]
     return questions

@@ -181,13 +181,13 @@ def test_scalars_are_read_one_by_one(kept: bool, tmp_path: Path) -> None:
     watch = observer(run=tmp_path if kept else None)
     for step, loss in ((0, 3.0), (1, 2.0), (1, 1.5)):
         watch(step, loss=loss, lr=0.1)
-    assert watch.names == ["loss", "lr"]
-    series = watch.scalar("loss")
+    assert watch.scalar_names == ["loss", "lr"]
+    series = watch.scalars("loss")
     assert (series.step.tolist(), series.value.tolist()) == ([0, 1], [3.0, 1.5])
     assert np.isnan(series.error).all()
     assert watch.last == 1
     with pytest.raises(SelectionError, match="this Observer has no scalar 'los'"):
-        watch.scalar("los")
+        watch.scalars("los")
 
 
 @pytest.mark.parametrize(("y", "labels"), [

@@ -669,7 +669,7 @@ def test_a_view_of_the_dashboard(tmp_path: Path) -> None:
         run.scalars(0, loss=2.5)
 
     def losses(runs: Any, query: Any) -> Any:
-        return [views.Table("Last losses", ("run", "loss"), [(name, r.scalar("loss").value[-1]) for name, r in runs])]
+        return [views.Table("Last losses", ("run", "loss"), [(name, r.scalars("loss").value[-1]) for name, r in runs])]
 
     views.add(views.View("losses", "Losses", losses))
     try:

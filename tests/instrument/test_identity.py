@@ -310,7 +310,7 @@ def check(setting: Setting, device: str, optimiser: str = "adam", **options: Any
     assert [s.step for s in watching.watch.snapshots] == due
     assert len(due) > 1
     if setting.measured is not None:
-        values = watching.watch.curve(setting.measured)[1]
+        values = watching.watch.series(setting.measured).value
         assert all(map(math.isfinite, values))
         assert len(set(values)) > 1  # the model did move, and was seen to
     return watching

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,67 @@ def test_curves() -> None:
     for step in (3, 4, 8):
         watch(step)
         moved(model)
-    steps, values = watch.curve("weight_change", "2")
+    steps, values, errors = (column.tolist() for column in watch.series("weight_change", "2"))
     assert steps == [3, 4, 8]
     assert values == [s.value("weight_change", "2") for s in watch.snapshots]
+    assert len(errors) == 3
     assert values[0] == 0.0 < values[1] < values[2]
-    assert watch.curve("tangent_cka") == ([3, 4, 8], [s.value("tangent_cka", "*") for s in watch.snapshots])
-    with pytest.raises(SelectionError, match="no layer '9'"):
-        watch.curve("weight_change", "9")
+    assert watch.series("tangent_cka").value.tolist() == [s.value("tangent_cka", "*") for s in watch.snapshots]
+    assert watch.series("tangent_cka").error.tolist() == [s.error("tangent_cka", "*") for s in watch.snapshots]
+
+
+def readers(folder: Path) -> dict[str, Any]:
+    """Return a Snapshot, an Observer with and without a run, and its Run, all of the same last step."""
+    subjects: dict[str, Any] = {}
+    for name, run in (("in memory", None), ("with a run", folder)):
+        model = mlp()
+        with richter.Observer(model, probe(), run=run, when=1, budget=None, measures=["weight_change", "tangent_cka"]) as watch:
+            for step in (3, 4, 8):
+                watch(step, loss=1 / step)
+                moved(model)
+        subjects[name] = watch
+    return {"snapshot": watch.snapshots[-1], **subjects, "run": richter.runs.load(folder)}
+
+
+def test_a_snapshot_an_observer_and_a_run_are_read_alike(tmp_path: Path) -> None:
+    subjects = readers(tmp_path / "run")
+    snap = subjects["snapshot"]
+    for name, subject in subjects.items():
+        for measure, layer in (("weight_change", "2"), ("tangent_cka", "*")):
+            series = subject.series(measure, layer)
+            assert series.step.tolist() == ([8] if name == "snapshot" else [3, 4, 8])
+            assert (series.step.dtype, series.value.dtype, series.error.dtype) == (np.int64, np.float64, np.float64)
+            assert subject.value(measure, layer) == series.value[-1] == snap.value(measure, layer)
+            np.testing.assert_equal(series.error[-1], snap.error(measure, layer))
+        assert subject.value("tangent_cka") == snap.value("tangent_cka")  # the whole model is the default
+        assert {"weight_change", "tangent_cka"} <= {*subject.frame.columns, *subject.frame.get("measure", ())}
+        with pytest.raises(SelectionError, match=r"no measure 'weight_chance'. Close to it: 'weight_change'"):
+            subject.value("weight_chance", "2")
+        with pytest.raises(SelectionError, match=r"no layer '9' for 'weight_change'. It has: '0', '2'"):
+            subject.series("weight_change", "9")
+        if name == "snapshot":
+            assert subject.scalar_names == []
+        else:
+            assert subject.scalar_names == ["loss"]
+            assert subject.scalars("loss").value.tolist() == [1 / 3, 1 / 4, 1 / 8]
+        with pytest.raises(SelectionError, match="has no scalar 'lost'"):
+            subject.scalars("lost")
+    kinds = [type(subject) for subject in subjects.values()]
+    for reader in ("value", "series", "scalars"):
+        assert len({str([*inspect.signature(getattr(kind, reader)).parameters.values()]) for kind in kinds}) == 1
+
+
+def test_a_snapshot_has_no_scalars() -> None:
+    snap = richter.measure(mlp(), probe(), ["nfc"])
+    assert snap.series("nfc", "0").step.tolist() == [0]  # it has no step
+    with pytest.raises(SelectionError, match=r"no scalar 'loss': scalars are logged by an Observer or a run"):
+        snap.scalars("loss")
+
+
+def test_an_observer_that_has_not_measured_has_no_measures() -> None:
+    watch = richter.Observer(mlp(), probe())
+    with pytest.raises(SelectionError, match=r"this Observer has no measure 'nfc'. It has: none"):
+        watch.value("nfc", "0")
 
 
 def test_scalars_are_kept_at_every_call(counted: list[int]) -> None:
@@ -63,7 +118,7 @@ def test_scalars_are_kept_at_every_call(counted: list[int]) -> None:
     watch(3, loss=1)
     assert counted == [0, 3]
     expected = pd.DataFrame({"step": [0, 1, 3], "loss": [1.5, 0.5, 1.0], "accuracy": [math.nan, 0.25, math.nan]})
-    pd.testing.assert_frame_equal(watch.scalars, expected)
+    pd.testing.assert_frame_equal(watch.scalar_frame, expected)
 
 
 def test_as_a_context_manager(counted: list[int]) -> None:
@@ -84,7 +139,7 @@ def test_an_exception_in_the_loop_passes_and_rows_stay(counted: list[int]) -> No
     with pytest.raises(ZeroDivisionError):
         loop()
     assert watch.frame.step.tolist() == [0, 1, 2]
-    assert watch.scalars.loss.tolist() == [1 / 3, 1 / 2, 1.0]
+    assert watch.scalar_frame.loss.tolist() == [1 / 3, 1 / 2, 1.0]
 
 
 def test_a_failed_measurement_keeps_rows_and_scalars() -> None:
@@ -101,7 +156,7 @@ def test_a_failed_measurement_keeps_rows_and_scalars() -> None:
         model[2].weight.copy_(good)
     watch(2, loss=0.9)
     assert watch.frame.step.unique().tolist() == [0, 2]
-    assert watch.scalars.step.tolist() == [0, 1, 2]
+    assert watch.scalar_frame.step.tolist() == [0, 1, 2]
     assert watch.snapshots[0].value("nfc", "2") == watch.snapshots[1].value("nfc", "2")
 
 
@@ -153,7 +208,7 @@ def test_a_run_holds_what_the_observer_saw(tmp_path: Path) -> None:
     assert run.settings == {"lr": 0.05}
     assert run.about["parameters"] == sum(p.numel() for p in mlp().parameters())
     pd.testing.assert_frame_equal(run.frame, watch.frame)
-    pd.testing.assert_frame_equal(run.scalars, watch.scalars)
+    pd.testing.assert_frame_equal(run.scalar_frame, watch.scalar_frame)
     assert repr(run.snapshots) == repr(watch.snapshots)  # NaN and all
     assert [str(s) for s in run.snapshots] == [str(s) for s in watch.snapshots]
     assert richter.diagnose(run) == richter.diagnose(watch)
@@ -181,7 +236,8 @@ def test_a_resumed_run_goes_on_from_its_own_initial_weights(tmp_path: Path, lost
     with back if lost else contextlib.nullcontext():
         trained(second, range(3 - lost, 6))
     second.close()
-    assert second.curve("weight_change", "0") == straight.curve("weight_change", "0")
+    for resumed, whole in zip(second.series("weight_change", "0"), straight.series("weight_change", "0"), strict=True):
+        np.testing.assert_array_equal(resumed, whole)
     pd.testing.assert_frame_equal(richter.runs.load(tmp_path).frame, straight.frame)
     assert len(richter.runs.load(tmp_path).sessions) == 2
 

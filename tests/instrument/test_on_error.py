@@ -93,7 +93,7 @@ def test_a_training_survives_weights_that_are_nan(tmp_path: Path) -> None:
     run = richter.runs.load(tmp_path)
     assert run.failures == [failure]
     assert run.steps == [0, 5]
-    assert run.scalar("loss").step.tolist() == [0, 1, 2, 3, 5]
+    assert run.scalars("loss").step.tolist() == [0, 1, 2, 3, 5]
     assert run.status == "finished"
 
 
@@ -186,7 +186,7 @@ def test_a_schedule_that_fails_later() -> None:
     watch(0)
     with pytest.warns(richter.RichterWarning, match="ZeroDivisionError"):
         assert watch(2, loss=1.0) is None
-    assert watch.scalars.loss.tolist() == [1.0]
+    assert watch.scalar_frame.loss.tolist() == [1.0]
 
 
 def test_failed_attempts_count_as_spent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_scalar_that_is_no_number(tmp_path: Path, value: Any) -> None:
         with pytest.warns(richter.RichterWarning, match="the scalar 'accuracy' was not kept"):
             assert watch(1, loss=2.0, accuracy=value) is not None
     run = richter.runs.load(tmp_path)
-    assert run.scalar("loss").value.tolist() == [1.0, 2.0]
+    assert run.scalars("loss").value.tolist() == [1.0, 2.0]
     assert run.failures[0].first == 1
 
 
@@ -279,7 +279,7 @@ def test_a_step_that_is_none(tmp_path: Path) -> None:
         with pytest.warns(richter.RichterWarning, match=r"step=1\.5"):
             watch(1.5, loss=2.0)  # type: ignore[arg-type]
         watch(2, loss=3.0)
-    assert richter.runs.load(tmp_path / "b").scalar("loss").value.tolist() == [1.0, 3.0]
+    assert richter.runs.load(tmp_path / "b").scalars("loss").value.tolist() == [1.0, 3.0]
     assert richter.runs.load(tmp_path / "b").failures[0].first is None
 
 
@@ -288,7 +288,7 @@ def test_nan_is_a_number(tmp_path: Path) -> None:
         watch(0, loss=math.nan)
         watch(1, loss=torch.tensor(math.inf))
     assert watch.failures == []
-    assert np.isnan(watch.scalars.loss[0])
+    assert np.isnan(watch.scalar_frame.loss[0])
 
 
 # ----------------------------------------------------------------------------------------------------------------- the disk
@@ -332,13 +332,13 @@ def test_what_a_full_disk_refuses_is_written_later(tmp_path: Path, monkeypatch: 
             disk.full = 3 <= step < 6
             assert watch(step, loss=float(step), **({"late": 1.0} if step > 4 else {})) is not None
             straight(step, loss=float(step), **({"late": 1.0} if step > 4 else {}))
-            pd.testing.assert_frame_equal(watch.scalars, straight.scalars)
+            pd.testing.assert_frame_equal(watch.scalar_frame, straight.scalar_frame)
             moved(watch.model), moved(straight.model)
             time.sleep(0.002)
     assert ["not written (StoreError" in str(w.message) for w in caught] == [True]
     run = richter.runs.load(tmp_path)
     pd.testing.assert_frame_equal(run.frame, straight.frame)
-    pd.testing.assert_frame_equal(run.scalars, straight.scalars)
+    pd.testing.assert_frame_equal(run.scalar_frame, straight.scalar_frame)
     assert run.status == "finished"
     assert run.failures == watch.failures
     assert {step for _, _, step in run.arrays} == {0, 1, 2, 6, 7, 8}  # matrices do not wait
@@ -353,7 +353,7 @@ def test_a_disk_that_is_full_to_the_end(tmp_path: Path) -> None:
             disk.full = step >= 3
             assert watch(step, loss=float(step)) is not None
     assert any("the end of the run was not written" in str(w.message) for w in caught)
-    assert watch.scalars.loss.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert watch.scalar_frame.loss.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert [s.step for s in watch.snapshots] == list(range(6))
     run = richter.runs.load(tmp_path)
     assert run.steps == [0, 1, 2]
@@ -413,7 +413,7 @@ def test_a_slow_refusal_is_not_tried_at_every_step(tmp_path: Path, monkeypatch: 
         assert 2 <= len(tries) <= 5
         disk.full = False
         watch.close()
-    assert richter.runs.load(tmp_path).scalar("loss").value.tolist() == [float(step) for step in range(2000)]
+    assert richter.runs.load(tmp_path).scalars("loss").value.tolist() == [float(step) for step in range(2000)]
 
 
 def test_files_that_may_not_grow(tmp_path: Path, counted: list[int]) -> None:
@@ -430,7 +430,7 @@ def test_files_that_may_not_grow(tmp_path: Path, counted: list[int]) -> None:
         assert "not written" in watch.failures[0].reason
         watch(400, loss=400.0)
     run = richter.runs.load(tmp_path)
-    assert run.scalar("loss").value.tolist() == [float(step) for step in range(401)]
+    assert run.scalars("loss").value.tolist() == [float(step) for step in range(401)]
     assert run.steps == list(range(401))
     assert run.failures == watch.failures
 
@@ -453,7 +453,7 @@ def test_a_run_that_was_moved_away(tmp_path: Path, replaced: bool) -> None:
     assert any("deleted or moved" in str(w.message) for w in caught)
     run = richter.runs.load(tmp_path / "run")
     assert run.steps == list(range(6))
-    assert run.scalar("loss").value.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert run.scalars("loss").value.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert run.status == "finished"
 
 
@@ -465,7 +465,7 @@ def test_after_its_end_an_observer_does_not_end_the_training(tmp_path: Path) -> 
         assert watch(1, loss=1.0) is None
     with quietly():
         assert watch.now(2) is None
-    assert watch.scalars.loss.tolist() == [0.0, 1.0]
+    assert watch.scalar_frame.loss.tolist() == [0.0, 1.0]
 
 
 # --------------------------------------------------------------------------------------------------------------- failures
@@ -548,7 +548,7 @@ def test_threads_share_an_observer(tmp_path: Path, on_disk: bool) -> None:
         t.join()
     assert errors == []
     assert most == 1
-    table = watch.scalars
+    table = watch.scalar_frame
     assert sorted(table["all"].tolist()) == [float(k) for k in range(240)]
     for k in range(4):
         assert sorted(table[f"loss {k}"].dropna().tolist()) == [float(i) for i in range(60)]
@@ -576,7 +576,7 @@ def test_scalars_do_not_wait_for_a_measurement() -> None:
     assert inside.wait(60)
     assert watch(2, loss=0.5) is None
     assert watch(1, loss=0.4) is None  # the very step that is being measured
-    assert watch.scalars.loss.tolist() == [0.5, 0.4]
+    assert watch.scalar_frame.loss.tolist() == [0.5, 0.4]
     assert watch.put_off == [2]
     waiting = threading.Thread(target=watch.now, args=(9,))
     waiting.start()

@@ -46,7 +46,8 @@ def before(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, dict[s
 def contents(folder: Path) -> dict[str, Any]:
     run = richter.runs.load(folder)
     try:
-        return {"status": run.status, "sessions": run.sessions, "about": run.about, "failures": run.failures, "names": run.names,
+        return {"status": run.status, "sessions": run.sessions, "about": run.about, "failures": run.failures,
+                "names": run.scalar_names,
                 "rows": run.table.to_json(), "arrays": run.arrays, "objects": sorted(os.listdir(folder / "objects"))}
     finally:
         run.close()
@@ -134,7 +135,7 @@ def test_a_resumed_run_goes_on_with_its_first_write(before: tuple[Path, dict[str
     run = richter.runs.load(folder)
     assert run.status == "finished"
     assert [s.how for s in run.sessions] == [*(s.how for s in was["sessions"]), "finished"]
-    assert run.scalar("loss").value.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert run.scalars("loss").value.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert run.steps == [0, 1, 2, 3, 4]
 
 
@@ -207,7 +208,7 @@ def test_an_interrupt_of_close_leaves_no_run_locked(tmp_path: Path, who: str, st
             came = interrupted_at(event, watch.close)
         with richter.runs.create(folder, resume=True) as again:
             again.scalars(1, loss=2.0)
-        assert richter.runs.load(folder).scalar("loss").value.tolist() == [1.0, 2.0], event
+        assert richter.runs.load(folder).scalars("loss").value.tolist() == [1.0, 2.0], event
         event += stride
     assert event > 50
 

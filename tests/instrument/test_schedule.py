@@ -164,9 +164,9 @@ def test_curves_skip_what_was_not_measured() -> None:
     rows = watch.measurement.take(1, 0, ("output_rms",))
     watch.snapshots = [*watch.snapshots, rows]
     assert {r.measure for r in rows.rows} == {"output_rms"}
-    assert watch.curve("nfc", "0")[0] == [0]
-    assert watch.curve("output_rms")[0] == [0, 1]
-    assert watch.curve("output_rms")[1][0] == watch.curve("output_rms")[1][1]
+    assert watch.series("nfc", "0").step.tolist() == [0]
+    assert watch.series("output_rms").step.tolist() == [0, 1]
+    assert watch.series("output_rms").value[0] == watch.series("output_rms").value[1]
 
 
 def test_the_first_measurement_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_what_is_not_known_is_said() -> None:
     (lambda: saddles(find(*staircase()), [0], [1.0]), "ranks are a list: give the ranks of every layer by its name"),  # type: ignore
     (lambda: saddles(find(*staircase()), [0], {}, np.ones(1)), "stable are a ndarray: give the ranks of"),  # type: ignore[arg-type]
     (lambda: saddles(3, [0], {}), "stages are a int: give the stages of a curve"),  # type: ignore[arg-type]
-    (lambda: saddles_of(3), "run is a int: give an Observer, or a run from richter.runs.open"),
+    (lambda: saddles_of(3), "run is a int: give an Observer, or a run from richter.runs.load"),
 ])
 def test_what_is_refused(call: Any, sentence: str) -> None:
     with pytest.raises(SelectionError, match=sentence):

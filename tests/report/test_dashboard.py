@@ -362,7 +362,7 @@ def test_an_array_that_announces_too_much_is_not_put_together(tmp_path: Path) ->
 
 def losses(runs: shelf.Chosen, query: Query) -> list[views.Curves | views.Table | views.Words]:
     """A view of a user's own."""
-    series = {name: run.scalar("loss") for name, run in runs}
+    series = {name: run.scalars("loss") for name, run in runs}
     return [views.Curves("Losses", series, "As they were logged."), views.Curves("Halves", {"a": ([0, 1], [2.0, math.nan])}),
             views.Table("Last", ("run", "loss"), [(name, s.value[-1]) for name, s in series.items()] + [("none", math.inf)]),
             views.Words("Note", f"Asked for {query.several('more')}.")]

@@ -337,7 +337,7 @@ def test_a_card_for_notebooks(run: Run) -> None:
 # ------------------------------------------------------------------------------------------- figures show the numbers
 
 def test_curves_are_the_run_s_numbers(run: Run) -> None:
-    figure = figures.curves(run, run.scalars, measures=["nfc", "tangent_cka"])
+    figure = figures.curves(run, run.scalar_frame, measures=["nfc", "tangent_cka"])
     for ax, m, layers in zip(figure.axes, ("nfc", "tangent_cka"), (["fc1", "fc2"], ["fc1", "fc2", "*"]), strict=False):
         lines = {str(line.get_label()): line for line in ax.get_lines()}
         assert list(lines) == layers
@@ -519,7 +519,7 @@ def test_scalars_of_runs_and_frames(run: Run) -> None:
     ax = figures.scalars(run).axes[0]
     assert ax.get_title() == "loss"
     assert ax.get_yscale() == "log"
-    np.testing.assert_array_equal(ax.get_lines()[0].get_ydata(), run.scalar("loss").value)
+    np.testing.assert_array_equal(ax.get_lines()[0].get_ydata(), run.scalars("loss").value)
     assert figures.scalars(pd.DataFrame({"step": [1, 2], "a": [1.0, 2.0], "b": [3.0, 4.0]}), ["b"]).axes[0].get_title() == "b"
     with pytest.raises(SelectionError, match="at least one"):
         figures.scalars([])

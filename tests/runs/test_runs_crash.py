@@ -81,7 +81,7 @@ def check_written(run: Any, acknowledged: dict[str, set[int]]) -> None:
         assert set(counts) <= {7}
         assert (rows.value == rows.step + rows.layer.astype(int)).all()
         assert (rows.note == [f"note {int(k) % 3}" for k in rows.layer]).all()
-        scalars = run.scalars
+        scalars = run.scalar_frame
         assert acknowledged.get("scalars", set()) <= set(scalars.step)
         assert not len(scalars) or ((scalars.loss == scalars.step / 2) & (scalars.other == -scalars.step)).all()
         steps = {name: {s for _, n, s in run.arrays if n == name} for name in ("a", "b", "agop")}
@@ -201,7 +201,7 @@ def die_at_each_call(folder: str, begin: int, stride: int) -> None:
         with runs.create(folder, resume=True) as run:
             run.scalars(9, loss=1.0)
         assert run.run.status == "finished"
-        assert run.run.scalar("loss").value.tolist() == [1.0]
+        assert run.run.scalars("loss").value.tolist() == [1.0]
         run.run.close()
         left = sorted(os.listdir(folder))
         assert left in (["objects", "run.db", "writer.lock"], ["run.db", "writer.lock"]), (n, left)
@@ -273,7 +273,7 @@ def test_an_interrupt_leaves_no_transaction_open(tmp_path: Path, moments: tuple[
         for step in range(1, 1001):
             run.scalars(step, {name: float(step)})
         seen = runs.load(tmp_path / "run")  # by others, before the end puts all in order
-        assert seen.scalar(name).value.tolist()[-1000:] == [float(step) for step in range(1, 1001)]
+        assert seen.scalars(name).value.tolist()[-1000:] == [float(step) for step in range(1, 1001)]
         assert len(seen.frame) == (moments == ("COMMIT",))
         run.rows([Row(1, "0", "m", 2.0)])
     assert runs.load(tmp_path / "run").frame.value.tolist() == ([1.0, 2.0] if moments == ("COMMIT",) else [2.0])
@@ -323,8 +323,8 @@ def test_an_interrupt_at_any_call_leaves_the_run_in_order(tmp_path: Path, monkey
             event += stride
     assert event > 50
     finished = runs.load(tmp_path / "run")
-    assert finished.scalar("loss").value.tolist() == [-1.0] * len(events)
-    assert finished.scalar("other").value.tolist() == [float(e) for e in events]
+    assert finished.scalars("loss").value.tolist() == [-1.0] * len(events)
+    assert finished.scalars("other").value.tolist() == [float(e) for e in events]
     assert len(finished.frame) == 3 * len(events)
 
 
@@ -334,9 +334,9 @@ def test_an_interrupt_of_a_reader_leaves_it_in_order(tmp_path: Path) -> None:
         run.scalars(0, loss=0.0)
         reading, event, came = runs.load(tmp_path / "run"), 1, True
         while came:
-            came = interrupted_at(event, lambda: reading.scalar("loss"))
+            came = interrupted_at(event, lambda: reading.scalars("loss"))
             run.scalars(event, loss=float(event))
-            assert reading.scalar("loss").value.tolist() == [float(k) for k in range(event + 1)], event
+            assert reading.scalars("loss").value.tolist() == [float(k) for k in range(event + 1)], event
             event += 9
             for step in range(event - 8, event):
                 run.scalars(step, loss=float(step))
@@ -421,9 +421,9 @@ def test_an_interrupt_at_any_statement(tmp_path: Path, monkeypatch: pytest.Monke
             run.scalars(step, {f"other {step % 3}": float(step)})
             run.rows([Row(step, "later", "m", float(step))])
         later = runs.load(tmp_path / name)  # by others, before the end puts all in order
-        assert later.scalar("known").value.tolist()[-20:] == [float(step) for step in range(100, 120)]
+        assert later.scalars("known").value.tolist()[-20:] == [float(step) for step in range(100, 120)]
         assert later.series("m", "later").value.tolist() == [float(step) for step in range(100, 120)]
-        assert sorted(v for k in range(3) for v in later.scalar(f"other {k}").value) == [float(k) for k in range(100, 120)]
+        assert sorted(v for k in range(3) for v in later.scalars(f"other {k}").value) == [float(k) for k in range(100, 120)]
         table = later.table
         assert len(table[table.step >= 100]) == 60
         run.finish()
@@ -536,7 +536,7 @@ def interrupted_at_random(folder: str, interrupts: int, seed: int) -> None:
         assert (rows.value == rows.step + rows.layer.astype(int)).all()
         assert (rows.note == [f"note {int(i) % 3}" for i in rows.layer]).all()
         if steps["scalars"]:
-            curve = run.scalar(f"loss {k}")
+            curve = run.scalars(f"loss {k}")
             assert steps["scalars"] <= set(curve.step.tolist())
             assert (curve.value == curve.step / 2).all()
         places = {name: {s for _, n, s in run.arrays if n == f"{name} {k}"} for name in "ab"}
@@ -601,8 +601,8 @@ def test_a_number_that_one_thread_gives_back_is_not_used_by_another(tmp_path: Pa
         other.join(60)
         run.scalars(1, b=2.0)
     finished = runs.load(tmp_path / "run")
-    assert (finished.scalar("a").step.tolist(), finished.scalar("a").value.tolist()) == ([5], [7.0])
-    assert (finished.scalar("b").step.tolist(), finished.scalar("b").value.tolist()) == ([1], [2.0])
+    assert (finished.scalars("a").step.tolist(), finished.scalars("a").value.tolist()) == ([5], [7.0])
+    assert (finished.scalars("b").step.tolist(), finished.scalars("b").value.tolist()) == ([1], [2.0])
 
 
 # ------------------------------------------------------------------------------------------------------------------- concurrency
@@ -651,7 +651,7 @@ def write_together(store: Path, processes: int, rows: int) -> None:
     for k, run in enumerate(written):
         assert run.status == "finished"
         assert sorted(run.frame.value) == list(range(k * 10 ** 6, k * 10 ** 6 + rows))  # none lost, none doubled
-        assert run.scalar("loss").value.tolist() == list(range(rows // 50))
+        assert run.scalars("loss").value.tolist() == list(range(rows // 50))
     assert between > 3
 
 
@@ -665,7 +665,7 @@ def check_half_written(run: Any, before: int) -> None:
         series = run.series("m", layer)
         assert series.step.tolist() == list(range(len(series.step)))
     assert len(run.snapshots) >= len(counts)
-    assert len(run.scalars) <= len(run.scalar("loss").step) if run.names else True
+    assert len(run.scalar_frame) <= len(run.scalars("loss").step) if run.scalar_names else True
 
 
 def test_processes_write_one_store_and_others_read(tmp_path: Path) -> None:

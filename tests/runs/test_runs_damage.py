@@ -30,8 +30,8 @@ def answers(run: Any) -> dict[str, str]:
         return repr([shown(v) for v in value]) if type(value) in (list, tuple) or hasattr(value, "_fields") else repr(value)
 
     asked = {name: partial(getattr, run, name) for name in (
-        "settings", "seeds", "about", "sessions", "failures", "measures", "layers", "names", "steps", "last", "frame",
-        "scalars", "table", "snapshots", "ends", "arrays", "claims", "figures")}
+        "settings", "seeds", "about", "sessions", "failures", "measures", "layers", "scalar_names", "steps", "last", "frame",
+        "scalar_frame", "table", "snapshots", "ends", "arrays", "claims", "figures")}
     asked["curves"] = lambda: run.curves(run.measures, run.layers)
     asked["each array"] = lambda: {(k, n, s): run.array(n, k, s) for k, n, s in run.arrays}
     asked["each shape"] = lambda: {(k, n, s): run.shape(n, k, s) for k, n, s in run.arrays}
@@ -39,7 +39,7 @@ def answers(run: Any) -> dict[str, str]:
     asked["each figure"] = lambda: {f: run.figure(*f) for f in run.figures}
     asked["state"] = lambda: (run.state_name("initial"), run.state_name("previous"), run.state_name("never"))
     asked["each curve"] = lambda: {(k, m): run.series(m, k) for m in run.measures for k in run.layers if run.has(m, k)}
-    asked["later"] = lambda: {name: run.scalar(name, after=5) for name in run.names}
+    asked["each scalar"] = lambda: {name: run.scalars(name) for name in run.scalar_names}
     result = {}
     for question, ask in asked.items():
         try:

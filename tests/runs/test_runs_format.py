@@ -43,12 +43,12 @@ def frozen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def check_frozen(run: Any) -> None:
     assert run.settings == {"lr": 0.1, "layers": [3, 4]}
     assert run.seeds == {"weights": 7}
-    assert (run.steps, run.last, run.layers, run.measures, run.names) == ([50], 50, ["0", "*"], ["nfc", "cka"], ["loss"])
+    assert (run.steps, run.last, run.layers, run.measures, run.scalar_names) == ([50], 50, ["0", "*"], ["nfc", "cka"], ["loss"])
     series = run.series("nfc", "0")
     assert series.step.tolist() == [0, 10, 20, 30, 40, 50]
     assert series.value.tolist() == [0.0, 1.25, 2.5, 3.75, 5.0, 6.25]
     assert series.error.tolist() == [0.5] * 6
-    assert same(run.scalar("loss").value, [1 / (1 + s) for s in range(0, 50, 10)])
+    assert same(run.scalars("loss").value, [1 / (1 + s) for s in range(0, 50, 10)])
     snap = run.snapshots[-1]
     assert (snap.notes, snap.seconds, snap.examples, snap.passes) == ({"*": "a remark"}, 1.5, 12, 4.0)
     assert snap.note("cka") == "no number"

@@ -145,9 +145,9 @@ def check(folder: Path, durable: int) -> None:
     assert set(counts) <= {5}
     assert (frame.value == frame.step + frame.layer.astype(int)).all()
     assert (frame.note == [f"note {k}" for k in frame.layer]).all()
-    if "loss" in run.names:
-        assert run.scalar("loss").value.tolist() == [s / 2 for s in run.scalar("loss").step]
-        assert len(run.scalar("loss").step) >= max(durable, len(counts) - 1)
+    if "loss" in run.scalar_names:
+        assert run.scalars("loss").value.tolist() == [s / 2 for s in run.scalars("loss").step]
+        assert len(run.scalars("loss").step) >= max(durable, len(counts) - 1)
     steps = {name: {s for _, n, s in run.arrays if n == name} for name in ("a", "b")}
     assert steps["a"] == steps["b"]
     assert set(range(1, max(durable, len(counts) - 1) + 1)) <= steps["a"]
@@ -204,7 +204,7 @@ def goes_on(folder: Path, durable: int) -> None:
     with runs.create(folder, resume=True) as run:
         run.scalars(10 ** 6, loss=5e5)
     seen: Any = runs.load(folder)
-    assert seen.scalar("loss").value.tolist()[-1] == 5e5
+    assert seen.scalars("loss").value.tolist()[-1] == 5e5
     assert seen.status == "finished"
     assert len(seen.frame) >= 5 * durable
     seen.close()

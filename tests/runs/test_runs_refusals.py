@@ -136,7 +136,7 @@ def test_nothing_is_written_into_a_run_that_took_the_place_of_another(tmp_path: 
     (tmp_path / "away").rename(tmp_path / "run")
     run.scalars(2, loss=2.0)
     run.finish()
-    assert runs.load(tmp_path / "run").scalar("loss").value.tolist() == [1.0, 2.0]
+    assert runs.load(tmp_path / "run").scalars("loss").value.tolist() == [1.0, 2.0]
 
 
 def test_a_file_whose_blocks_are_counted_late_has_no_holes(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_nothing_is_written_to_a_log_that_was_deleted(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="Was it deleted or moved"):
             write()
     run.close()
-    assert runs.load(tmp_path / "run").scalar("loss").value.tolist() == [1.0]
+    assert runs.load(tmp_path / "run").scalars("loss").value.tolist() == [1.0]
 
 
 def write_in_turns(folder: str, resume: bool) -> None:
@@ -199,10 +199,10 @@ def test_two_writers_destroy_nothing(tmp_path: Path) -> None:
                 assert (one, other)[turn].stdout.readline() == b"%d\n" % step, (one, other)[turn].communicate()
             assert ended(other) == ended(one) == ""
     run = runs.load(folder)
-    assert run.scalar("both").value.tolist() == list(range(40))
+    assert run.scalars("both").value.tolist() == list(range(40))
     for turn, name in enumerate(("resumed False", "resumed True")):
         steps = np.flatnonzero(turns == turn).tolist()
-        assert run.scalar(name).value.tolist() == steps
+        assert run.scalars(name).value.tolist() == steps
         rows = run.frame[run.frame.layer == name]
         assert [rows.step.tolist(), rows.value.tolist()] == [steps, steps]
         assert rows.note.tolist() == [f"{name} {step}" for step in steps]

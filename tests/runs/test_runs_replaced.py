@@ -62,12 +62,12 @@ def test_a_writer_that_ends_touches_no_run_in_its_place(tmp_path: Path, take: Ca
     assert files_of(folder) == before
     second.scalars(50, loss=-50.0)
     second.snapshot(known(51))
-    assert as_killed(folder, tmp_path / "killed").scalar("loss").value.tolist() == [-float(step) for step in range(51)]
+    assert as_killed(folder, tmp_path / "killed").scalars("loss").value.tolist() == [-float(step) for step in range(51)]
     second.finish()
     assert sorted(p.name for p in folder.iterdir()) == ["run.db", "writer.lock"]
     assert runs.load(folder).status == "finished"
     if take is moved:
-        assert runs.load(tmp_path / "away").scalar("loss").value.tolist() == [float(step) for step in range(50)]
+        assert runs.load(tmp_path / "away").scalars("loss").value.tolist() == [float(step) for step in range(50)]
         assert runs.load(tmp_path / "away").status == "interrupted"
 
 
@@ -129,12 +129,12 @@ def test_a_folder_that_is_replaced_at_any_call_of_a_writer(tmp_path: Path, work:
                 files.pop("objects")  # when it was written to: a name that nobody knows may have come and gone
                 files.pop("run.db-shm")  # every reader leaves marks there, one that still has the name of its run too
             assert after == before, event
-            assert as_killed(folder, folder.with_name("killed")).scalar("loss").value.tolist() == [2.0], event
+            assert as_killed(folder, folder.with_name("killed")).scalars("loss").value.tolist() == [2.0], event
             second.close()
             assert runs.load(folder).state("previous").read_bytes() == b"before"
             folder = folder.with_name("away")
         first.close()
-        assert runs.load(folder).scalar("loss").value.tolist() == [1.0], event
+        assert runs.load(folder).scalars("loss").value.tolist() == [1.0], event
         event += stride
     assert event > 40
 
@@ -195,14 +195,14 @@ def test_a_folder_that_is_replaced_at_any_call_that_begins_a_run(tmp_path: Path,
                 for files in (others[0], after):
                     files.pop("run.db-shm")  # every reader leaves marks there
                 assert after == others[0], event
-                assert as_killed(folder, folder.with_name("killed")).scalar("loss").step.tolist() == list(range(20)), event
+                assert as_killed(folder, folder.with_name("killed")).scalars("loss").step.tolist() == list(range(20)), event
                 for run in begun:
                     with pytest.raises(StoreError, match="Was it deleted or moved"):
                         run.scalars(0, loss=0.0)
                     run.close()
                 assert asked("") == b"written\n"
                 assert other.stdout.readline() == b"finished\n"
-                assert runs.load(folder).scalar("loss").step.tolist() == list(range(40)), event
+                assert runs.load(folder).scalars("loss").step.tolist() == list(range(40)), event
                 if before != "nothing":
                     assert len(runs.load(folder.with_name("away")).table) == len(runs.load(template).table)
             for run in begun:
@@ -222,7 +222,7 @@ def test_a_log_that_is_deleted_is_noticed_and_nothing_is_lost(tmp_path: Path, na
     (tmp_path / "run" / "run.db-wal").unlink()
     with pytest.raises(StoreError, match="Was it deleted or moved"):
         run.scalars(100, {name: 100.0})
-    assert as_killed(tmp_path / "run", tmp_path / "killed").scalar("known").value.tolist() == [float(s) for s in range(100)]
+    assert as_killed(tmp_path / "run", tmp_path / "killed").scalars("known").value.tolist() == [float(s) for s in range(100)]
     run.close()
 
 
@@ -317,7 +317,7 @@ class Heard:
         key = tuple(run.settings["run"])
         said = self.runs.get(key, {})
         assert len(run.sessions) == 1
-        losses = run.scalar("loss") if "loss" in run.names else None
+        losses = run.scalars("loss") if "loss" in run.scalar_names else None
         steps = [] if losses is None else losses.step.tolist()
         assert steps == list(range(1, len(steps) + 1))
         assert said.get("scalars", set()) <= set(steps), key

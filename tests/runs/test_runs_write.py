@@ -102,7 +102,7 @@ def test_claims_figures_state_and_facts(tmp_path: Path) -> None:
     with pytest.raises(SelectionError, match=r"no layer '\*' for 'nfc'. It has: '0', '2'"):
         run.series("nfc")
     with pytest.raises(SelectionError, match=r"no scalar 'lost'. Close to it: 'loss'"):
-        run.scalar("lost")
+        run.scalars("lost")
 
 
 def test_cards_of_measures_come_back(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_cleared_runs_hold_nothing(tmp_path: Path) -> None:
     with runs.create(tmp_path / "run", resume=True) as run:
         run.rows([Row(1, "new", "m", 1.0, note="said")])
         run.clear()
-        assert (run.run.snapshots, run.run.arrays, run.run.names, run.run.last) == ([], [], [], None)
+        assert (run.run.snapshots, run.run.arrays, run.run.scalar_names, run.run.last) == ([], [], [], None)
         run.rows([Row(2, "new", "m", 2.0, note="said")])
         check_table([tuple(r) for r in run.run.frame.itertuples(index=False)], {(2, "new", "m"): (2.0, NAN, "said")})
     assert runs.load(tmp_path / "run").settings == {"lr": 0.1, "betas": [0.9, 0.99]}
@@ -184,11 +184,11 @@ def test_later_steps_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             run.scalars(step, loss=step)
         run.forget(after=5)
         found = run.run
-        assert (found.steps, found.last, found.scalar("loss").step.tolist()) == ([-2, 5], 5, [-2, 5])
+        assert (found.steps, found.last, found.scalars("loss").step.tolist()) == ([-2, 5], 5, [-2, 5])
         assert found.series("nfc", "0").step.tolist() == [-2, 5]
         assert {step for _, _, step in found.arrays} == {-2, 5}
         run.scalars(6, loss=1.0)
-        assert found.scalar("loss").value.tolist() == [-2, 5, 1]
+        assert found.scalars("loss").value.tolist() == [-2, 5, 1]
 
 
 class Vector:
@@ -421,7 +421,7 @@ def test_threads_write_one_run(tmp_path: Path) -> None:
             t.start()
         for t in threads:
             t.join()
-    found = runs.load(tmp_path / "run").scalars
+    found = runs.load(tmp_path / "run").scalar_frame
     assert all(same(found[f"loss {k}"], np.arange(50) + k) for k in range(4))
 
 
@@ -460,7 +460,7 @@ def test_a_forked_child_does_not_keep_a_run(tmp_path: Path) -> None:
         process.wait()
         run = runs.load(tmp_path / "run")
         assert run.status == "interrupted"  # the child lives on
-        assert run.scalar("loss").value.tolist() == [1.0]
+        assert run.scalars("loss").value.tolist() == [1.0]
         runs.create(tmp_path / "run", resume=True).close()
 
 

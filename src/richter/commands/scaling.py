@@ -42,9 +42,9 @@ def _of_run(path: Path, name: str) -> tuple[list[float], list[float], None]:
     from richter.core import unknown
     from richter.runs import Run
     run = Run(path)
-    if name not in run.names:
-        raise unknown(f"the run {run.name}", "curve", name, run.names)
-    series = run.scalar(name)
+    if name not in run.scalar_names:
+        raise unknown(f"the run {run.name}", "curve", name, run.scalar_names)
+    series = run.scalars(name)
     known = [(float(s), float(v)) for s, v in zip(series.step, series.value, strict=True) if s > 0 and math.isfinite(v)]
     return [s for s, _ in known], [v for _, v in known], None
 

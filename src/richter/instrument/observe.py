@@ -27,14 +27,14 @@ from richter.instrument.evaluate import CostPlan, Evaluation, Plan, cost_plan
 from richter.instrument.keepsakes import Keepsakes
 from richter.instrument.probe import Probe
 from richter.instrument.record import Record, is_new, open_run, passes_by, survives
-from richter.instrument.snapshot import Snapshot
+from richter.instrument.snapshot import Series, Snapshot, unknown_row
 from richter.instrument.statistics.frame import OutOfRange
 from richter.instrument.stream import check_initial, check_weights
 from richter.instrument.subject import Subject
 from richter.instrument.survey import MOST_DOUBTS, Doubt
 from richter.measures import MOVEMENT
 from richter.measures.measure import Measure, resolve
-from richter.runs import Series, Writer
+from richter.runs import Writer
 
 if TYPE_CHECKING:
     import pandas
@@ -565,35 +565,41 @@ class Observer:
         return pd.DataFrame([tuple(r) for s in self.snapshots for r in s.rows],
                             columns=["step", "layer", "measure", "value", "error", "note", "mark"])
 
-    @property
-    def scalars(self) -> pandas.DataFrame:
-        """Scalars that were passed with the steps (loss, accuracy, ...), a column for each."""
-        with self._guard:
-            return self._record.table
+    def value(self, measure: str, layer: str = WHOLE) -> float:
+        """Return the last number of one measure of one layer; ``"*"`` is the whole model."""
+        return float(self.series(measure, layer).value[-1])
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the scalars."""
-        with self._guard:
-            return self._record.names
+    def series(self, measure: str, layer: str = WHOLE) -> Series:
+        """Return one measure of one layer over time: steps, values, standard errors."""
+        snapshots = self.snapshots
+        if not (rows := [row for s in snapshots if (row := s.get(measure, layer)) is not None]):
+            raise unknown_row("this Observer", measure, layer, ((r.measure, r.layer) for s in snapshots for r in s.rows))
+        return Series.of(rows)
 
-    def scalar(self, name: str) -> Series:
-        """One scalar over time: steps and values."""
+    def scalars(self, name: str) -> Series:
+        """Return one scalar that was passed with the steps (loss, accuracy, ...): steps and values, without standard errors."""
         with self._guard:
             if name not in (names := self._record.names):
                 raise unknown("this Observer", "scalar", name, names)
             return self._record.curve(name)
 
     @property
+    def scalar_names(self) -> list[str]:
+        """Names of the scalars that were passed with the steps."""
+        with self._guard:
+            return self._record.names
+
+    @property
+    def scalar_frame(self) -> pandas.DataFrame:
+        """All scalars that were passed with the steps: one column per name, by step."""
+        with self._guard:
+            return self._record.table
+
+    @property
     def last(self) -> int | None:
         """The last step of a call or a measurement."""
         steps = [self._seen, *(s.step for s in self.snapshots[-1:])]
         return max((int(s) for s in steps if s is not None), default=None)
-
-    def curve(self, name: str, layer: str = WHOLE) -> tuple[list[int], list[float]]:
-        """Steps and values of one measure of one layer, wherever it was measured."""
-        having = [s for s in self.snapshots if name in s.measures] or self.snapshots
-        return [s.step or 0 for s in having], [s.value(name, layer) for s in having]
 
     # -------------------------------------------------------------------------------------------------------- ending
 

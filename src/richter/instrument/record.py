@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from richter.core import DisturbedError, DivergedError, Failure, MemoryBudgetError, Row, SelectionError, StoreError
 from richter.instrument.evaluate import RichterWarning
-from richter.instrument.snapshot import Snapshot
-from richter.runs import Series, Writer, create
+from richter.instrument.snapshot import Series, Snapshot
+from richter.runs import Writer, create
 from richter.runs.format import plain_text, whole_step
 from richter.runs.place import refused_by_disk
 
@@ -197,15 +197,15 @@ class Record:
     @property
     def names(self) -> list[str]:
         """The names of the scalars."""
-        stored = [] if self.writer is None else self.writer.run.names
+        stored = [] if self.writer is None else self.writer.run.scalar_names
         waiting = [r.measure for r in self.rows] + [name for call in self.calls for name in call if name != "step"]
         return list(dict.fromkeys([*stored, *waiting]))
 
     def curve(self, name: str) -> Series:
         """One scalar over time; a later value of a step replaces an earlier one."""
         values: dict[int, float] = {}
-        if self.writer is not None and name in self.writer.run.names:
-            stored = self.writer.run.scalar(name)
+        if self.writer is not None and name in self.writer.run.scalar_names:
+            stored = self.writer.run.scalars(name)
             values = dict(zip(stored.step.tolist(), stored.value.tolist(), strict=True))
         values |= {int(r.step or 0): r.value for r in self.rows if r.measure == name}
         values |= {int(call["step"]): call[name] for call in self.calls if name in call}
@@ -219,7 +219,7 @@ class Record:
         if self.writer is None:
             return pd.DataFrame(self.calls)
         if not self.rows:
-            return self.writer.run.scalars
+            return self.writer.run.scalar_frame
         curves = {name: self.curve(name) for name in self.names}
         return pd.DataFrame({k: pd.Series(c.value, c.step) for k, c in curves.items()}).rename_axis("step").reset_index()
 

@@ -1,18 +1,48 @@
-"""The result of one measurement: ``Snapshot``, a table of numbers with their error bars and remarks."""
+"""The result of one measurement: ``Snapshot``, a table of numbers with their error bars and remarks.
+
+A Snapshot, an Observer and a Run are read in the same way: ``value``, ``series``, ``scalars`` and ``frame``."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from richter.core import WHOLE, Labels, Mark, Row, unknown
+import numpy as np
+from numpy.typing import NDArray
+
+from richter.core import WHOLE, Labels, Mark, Row, SelectionError, unknown
 from richter.core.values import table
 
 if TYPE_CHECKING:
     import pandas
+
+
+class Series(NamedTuple):
+    """One curve: steps, values and their standard errors."""
+
+    step: NDArray[np.int64]
+    value: NDArray[np.float64]
+    error: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Series:
+        """Return the rows of one measure and layer as a curve. A row without a step is at step 0."""
+        rows = list(rows)
+        return cls(np.array([r.step or 0 for r in rows], np.int64), np.array([r.value for r in rows], np.float64),
+                   np.array([r.error for r in rows], np.float64))
+
+
+def unknown_row(owner: str, measure: str, layer: str, known: Iterable[tuple[str, str]]) -> SelectionError:
+    """Make the error for a measure or layer that does not exist; ``known`` are the existing (measure, layer) pairs."""
+    layers_by_measure: dict[str, list[str]] = {}
+    for name, place in known:
+        layers_by_measure.setdefault(name, []).append(place)
+    if measure not in layers_by_measure:
+        return unknown(owner, "measure", measure, layers_by_measure)
+    return unknown(owner, "layer", layer, dict.fromkeys(layers_by_measure[measure]), of=f" for {measure!r}")
 
 
 @dataclass(frozen=True)
@@ -43,14 +73,25 @@ class Snapshot:
     def row(self, measure: str, layer: str = WHOLE) -> Row:
         if (row := self.get(measure, layer)) is not None:
             return row
-        if measure not in self.measures:
-            raise unknown("this snapshot", "measure", measure, self.measures)
-        raise unknown("this snapshot", "layer", layer, [r.layer for r in self.rows if r.measure == measure],
-                      of=f" for {measure!r}")
+        raise unknown_row("this snapshot", measure, layer, ((r.measure, r.layer) for r in self.rows))
 
     def value(self, measure: str, layer: str = WHOLE) -> float:
-        """One number, e.g. ``snap.value("nfc", "0")``; ``"*"`` is the whole model."""
+        """Return one number, e.g. ``snap.value("nfc", "0")``; ``"*"`` is the whole model."""
         return self.row(measure, layer).value
+
+    def series(self, measure: str, layer: str = WHOLE) -> Series:
+        """Return the number as a curve of one point: its step, value and standard error."""
+        return Series.of([self.row(measure, layer)])
+
+    @property
+    def scalar_names(self) -> list[str]:
+        """Names of the logged scalars: none, because they belong to an Observer or a Run."""
+        return []
+
+    def scalars(self, name: str) -> NoReturn:
+        """Raise the error for an unknown scalar: an Observer or a Run has the logged ones."""
+        raise unknown("this snapshot", "scalar", name, self.scalar_names,
+                      of=": scalars are logged by an Observer or a run, which measure many steps")
 
     def error(self, measure: str, layer: str = WHOLE) -> float:
         """Its standard error over probe examples; NaN where there is none."""

@@ -445,8 +445,8 @@ def course(subject: Any, snapshots: Sequence[Snapshot]) -> Course:
         if "DivergedError" in f.reason and (f.last or 0) >= at:
             words = f.reason.partition("DivergedError: ")[2].partition(": the run")[0].partition(". ")[0].rstrip(")")
             lost = f"at step {f.first if (f.first or 0) >= at else f.last}: {words}."  # the first, if none was measured since
-    loss, name = None, loss_name(getattr(subject, "names", ()))
+    loss, name = None, loss_name(subject.scalar_names)
     if name is not None:
-        series = subject.scalar(name)
+        series = subject.scalars(name)
         loss = summary(name, series.step.tolist(), series.value.tolist())
     return Course(None if first is last or first.step == last.step else first, last, loss, getattr(subject, "last", None), lost)

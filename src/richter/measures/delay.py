@@ -119,12 +119,12 @@ def delay(steps: ArrayLike, train: ArrayLike, test: ArrayLike, *, solved: float 
 
 
 def delay_of(run: Any) -> Delay | None:
-    """Measure the delay of a run (``richter.runs.open``) that logged both accuracies, under a name of ``TRAIN`` and one of
+    """Measure the delay of a run (``richter.runs.load``) that logged both accuracies, under a name of ``TRAIN`` and one of
     ``TEST``; None if it did not, or has too few points."""
-    names = [next((name for name in finite if name in run.names), None) for finite in (TRAIN, TEST)]
+    names = [next((name for name in finite if name in run.scalar_names), None) for finite in (TRAIN, TEST)]
     if None in names:
         return None
-    (s, a, *_), (r, b, *_) = (run.scalar(name) for name in names)
+    (s, a, *_), (r, b, *_) = (run.scalars(name) for name in names)
     both, i, j = np.intersect1d(s, r, return_indices=True)
     a, b = np.asarray(a, dtype=float)[i], np.asarray(b, dtype=float)[j]
     finite = np.isfinite(a) & np.isfinite(b)

@@ -115,16 +115,17 @@ def _numbers(name: str, values: ArrayLike) -> Numbers:
 
 
 def saddles_of(run: Any, **options: Any) -> dict[str, Saddles]:
-    """Saddles of a run (``richter.runs.open``) or an Observer that measured ``rank_of_weights``, by the names of its losses, or
+    """Saddles of a run (``richter.runs.load``) or an Observer that measured ``rank_of_weights``, by the names of its losses, or
     of ``probe_loss`` if none was logged. ``options`` are those of ``stages.find``."""
-    if not all(hasattr(run, name) for name in ("frame", "names", "scalar")):
-        raise SelectionError(f"run is a {type(run).__name__}: give an Observer, or a run from richter.runs.open.")
+    if not all(hasattr(run, name) for name in ("frame", "scalar_names", "scalars")):
+        raise SelectionError(f"run is a {type(run).__name__}: give an Observer, or a run from richter.runs.load.")
     rows = run.frame
     steps = np.unique(rows["step"][rows["measure"] == RANK])
     if not len(steps):
         raise SelectionError(f"{RANK} was not measured, so no plateau has a rank: add it to the measures, "
                              f"Observer(..., measures=[{RANK!r}, {STABLE!r}]), or measure checkpoints.")
-    curves = {name: run.scalar(name) for name in run.names if is_loss(name)} or {LOSS: _measured(rows, LOSS).get(WHOLE, ((), ()))}
+    logged = {name: run.scalars(name) for name in run.scalar_names if is_loss(name)}
+    curves = logged or {LOSS: _measured(rows, LOSS).get(WHOLE, ((), ()))}
     ranks, stable = ({layer: _at(steps, *curve) for layer, curve in _measured(rows, m).items()} for m in (RANK, STABLE))
     stages_by_name = {name: stages_in(series, **options) for name, series in curves.items()}
     return {name: saddles(stages, steps, ranks, stable) for name, stages in stages_by_name.items() if stages is not None}

@@ -145,9 +145,9 @@ def find(steps: ArrayLike, values: ArrayLike, *, time: Scale = "linear", scale: 
 
 
 def stages_of(run: Any, **options: Any) -> dict[str, Stages]:
-    """Stages of every curve of a run (``richter.runs.open``) with ``loss`` in its name and enough points. If a loss falls by more
+    """Stages of every curve of a run (``richter.runs.load``) with ``loss`` in its name and enough points. If a loss falls by more
     than a factor of 50, its logarithm is analysed, unless ``scale`` is given."""
-    stages_by_name = {name: stages_in(run.scalar(name), **options) for name in run.names if is_loss(name)}
+    stages_by_name = {name: stages_in(run.scalars(name), **options) for name in run.scalar_names if is_loss(name)}
     return {name: stages for name, stages in stages_by_name.items() if stages is not None}
 
 

@@ -19,7 +19,7 @@ def run(runs: Chosen, query: Query) -> Any:
     run_cards = cards_of(opened)
     measures = [m for *_, panel in panels(opened.measures, run_cards) for m in panel]
     cards = {m: card(m, run_cards) for m in measures}
-    return {"run": name, "measures": measures, "layers": opened.layers, "scalars": opened.names,
+    return {"run": name, "measures": measures, "layers": opened.layers, "scalars": opened.scalar_names,
             "cards": {m: {"title": c.heading, "sentence": c.sentence} for m, c in cards.items()},
             "first": [m for m in SHOWN_FIRST if m in measures] or measures[:len(SHOWN_FIRST)]}
 

@@ -76,7 +76,7 @@ def curves_of(run: Run) -> dict[str, dict[str, CurveData]]:
     wanted = (KAPPA, "probe_accuracy", "probe_loss")
     measured = run.curves(wanted, [WHOLE])
     finite = {m: measured[m, WHOLE][0] for m in wanted if (m, WHOLE) in measured}
-    scalars = run.scalar_curves(run.names)
+    scalars = run.scalar_curves(run.scalar_names)
     lines = {name: CurveData(*(np.asarray(c, np.float64)[np.isfinite(s.value)] for c in s))
              for name, s in (finite | scalars).items()}
     lines = {name: line for name, line in lines.items() if len(line.step)}

@@ -142,7 +142,7 @@ def scalars(subject: Run | pandas.DataFrame | Sequence[Run] | Mapping[str, Run],
     from richter.measures.stages import stages_of
     one = isinstance(subject, Run) or hasattr(subject, "columns")
     runs: dict[str, Any] = {"": subject} if one else _named(subject)  # type: ignore[arg-type]
-    tables = {name: plotdata.scalar_lines(getattr(run, "scalars", run)) for name, run in runs.items()}
+    tables = {name: plotdata.scalar_lines(getattr(run, "scalar_frame", run)) for name, run in runs.items()}
     shown = list(dict.fromkeys(n for run_stages in tables.values() for n in run_stages)) if names is None else list(names)
     measured = plotdata.threshold(s for run in runs.values() for s in getattr(run, "steps", ()))
     look = run_looks(tables)

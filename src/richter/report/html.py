@@ -255,7 +255,7 @@ def _scalars(shown: Sequence[Shown], album: Album) -> Markup:
     from richter.measures.saddles import RANK, saddles_of
     from richter.measures.stages import stages_of
     from richter.report import figures
-    runs = {s.name: s.run for s in shown if s.run.names}
+    runs = {s.name: s.run for s in shown if s.run.scalar_names}
     if not runs:
         return Markup("")
     late = {name: delay_of(run) for name, run in runs.items()}

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from richter.core import WHOLE, Failure, Labels, Mark, Remark, Row, SelectionError, StoreError, unknown
-from richter.instrument.snapshot import Snapshot
+from richter.instrument.snapshot import Series, Snapshot, unknown_row
 from richter.runs import format as arrays
 from richter.runs import place as lock
 from richter.runs.format import MARKS, Columns, joined, parsed
@@ -25,14 +25,6 @@ if TYPE_CHECKING:
     import pandas
 
 COLUMNS = ["step", "layer", "measure", "value", "error", "note", "mark"]
-
-
-class Series(NamedTuple):
-    """One curve: steps, values and their standard errors."""
-
-    step: NDArray[np.int64]
-    value: NDArray[np.float64]
-    error: NDArray[np.float64]
 
 
 class Session(NamedTuple):
@@ -49,7 +41,9 @@ class Run:
 
     >>> run = richter.runs.load("runs/demo")
     >>> run.status, run.measures, run.layers
+    >>> run.value("nfc", "0")              # the last one
     >>> run.series("nfc", "0")             # steps, values, errors
+    >>> run.scalars("loss")                # a logged scalar: steps and values
     >>> run.frame                          # pandas: step, layer, measure, value, error, note, mark
     >>> run.array("agop", layer="0", step=100)
     """
@@ -124,8 +118,8 @@ class Run:
         return sorted(dict.fromkeys(c.layer for c in self._curves("row")), key=lambda layer: layer == WHOLE)
 
     @property
-    def names(self) -> list[str]:
-        """Names of the scalars."""
+    def scalar_names(self) -> list[str]:
+        """Names of the logged scalars."""
         return [c.name for c in self._curves("scalar") if c.layer == ""]
 
     @property
@@ -143,27 +137,28 @@ class Run:
     def has(self, measure: str, layer: str = WHOLE) -> bool:
         return any((c.name, c.layer) == (measure, layer) for c in self._curves("row"))
 
-    def series(self, measure: str, layer: str = WHOLE, *, after: int | None = None) -> Series:
-        """Return one measure of one layer over time; ``after``: only later steps."""
-        if (series := self._series("row", layer, measure, after)) is not None:
-            return series
-        layers = [c.layer for c in self._curves("row") if c.name == measure]
-        if not layers:
-            raise unknown(f"the run {self.name}", "measure", measure, self.measures)
-        raise unknown(f"the run {self.name}", "layer", layer, layers, of=f" for {measure!r}")
+    def value(self, measure: str, layer: str = WHOLE) -> float:
+        """Return the last number of one measure of one layer; ``"*"`` is the whole model. NaN if its rows were deleted."""
+        values = self.series(measure, layer).value
+        return float(values[-1]) if len(values) else math.nan
 
-    def scalar(self, name: str, *, after: int | None = None) -> Series:
-        if (series := self._series("scalar", "", name, after)) is None:
-            raise unknown(f"the run {self.name}", "scalar", name, self.names)
+    def series(self, measure: str, layer: str = WHOLE) -> Series:
+        """Return one measure of one layer over time: steps, values, standard errors."""
+        if (series := self._series("row", layer, measure)) is None:
+            raise unknown_row(f"the run {self.name}", measure, layer, [(c.name, c.layer) for c in self._curves("row")])
         return series
 
-    def _series(self, kind: Kind, layer: str, name: str, after: int | None) -> Series | None:
-        if after is not None and not -2 ** 63 <= after < 2 ** 63:
-            raise SelectionError(f"after={after!r} is not a valid step: a step has at most 64 bits.")
+    def scalars(self, name: str) -> Series:
+        """Return one logged scalar over time: steps and values, without standard errors."""
+        if (series := self._series("scalar", "", name)) is None:
+            raise unknown(f"the run {self.name}", "scalar", name, self.scalar_names)
+        return series
+
+    def _series(self, kind: Kind, layer: str, name: str) -> Series | None:
         with self._database.moment() as now:
             if (c := now.curves.get((kind, layer, name))) is None:
                 return None
-            rows = now.rows([c], after=after)[c.number]
+            rows = now.rows([c])[c.number]
         return Series(rows.step, rows.value, rows.error)
 
     def curves(self, measures: Iterable[str], layers: Iterable[str]) -> dict[tuple[str, str], tuple[Series, Remark]]:
@@ -210,10 +205,11 @@ class Run:
         return frame.astype({"step": "int64", "value": "float64", "error": "float64"})
 
     @property
-    def scalars(self) -> pandas.DataFrame:
-        """Scalars logged by the user: one column per name, by step."""
+    def scalar_frame(self) -> pandas.DataFrame:
+        """All logged scalars: one column per name, by step."""
         import pandas as pd
-        frame = pd.DataFrame({name: pd.Series(s.value, index=s.step) for name, s in self.scalar_curves(self.names).items()})
+        curves = self.scalar_curves(self.scalar_names)
+        frame = pd.DataFrame({name: pd.Series(s.value, index=s.step) for name, s in curves.items()})
         return frame.rename_axis("step").reset_index(allow_duplicates=True)
 
     @property

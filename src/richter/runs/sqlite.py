@@ -365,19 +365,14 @@ class Contents:
             pieces.append(c)
         return pieces
 
-    def rows(self, curves: Collection[StoredCurve], steps: Sequence[int] = (), after: int | None = None) -> dict[int, Columns]:
-        """Return the latest rows of each curve by step; ``steps``: only these; ``after``: only later ones."""
+    def rows(self, curves: Collection[StoredCurve], steps: Sequence[int] = ()) -> dict[int, Columns]:
+        """Return the latest rows of each curve by step; ``steps``: only these."""
         result = {}
         for c in curves:
-            pieces = self.rows_of(line for line in self.chunks(c) if (not steps or any(line[1] <= s <= line[2] for s in steps))
-                                  and (after is None or line[2] > after))
+            pieces = self.rows_of(line for line in self.chunks(c) if not steps or any(line[1] <= s <= line[2] for s in steps))
             pieces += [self._recent_rows[c.number]] if c.number in self._recent_rows else []
             columns = blocks.latest(blocks.joined(pieces))
-            if steps:
-                columns = columns.taken(np.isin(columns.step, steps))
-            elif after is not None:
-                columns = columns.taken(columns.step > after)
-            result[c.number] = columns
+            result[c.number] = columns.taken(np.isin(columns.step, steps)) if steps else columns
         return result
 
     def extent(self, curves: Collection[StoredCurve]) -> tuple[int, int] | None:

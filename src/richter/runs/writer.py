@@ -260,7 +260,7 @@ class Writer:
 
     def __reduce_ex__(self, _: object) -> NoReturn:
         raise StoreError(f"the writer of the run {self.path} cannot be copied or pickled: a run has one writer. Hand over its "
-                         f"path; other processes read it with richter.runs.open, or write runs of their own.")
+                         f"path; other processes read it with richter.runs.load, or write runs of their own.")
 
     def __enter__(self) -> Writer:
         return self

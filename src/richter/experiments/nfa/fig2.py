@@ -78,7 +78,7 @@ def work(t: Task[NfaFig2Settings], run: Writer) -> Mapping[str, ArrayLike]:
 
     descent = torch.optim.SGD(model.parameters(), lr=t.lr)
     epochs(model, data.x, y, descent, t.epochs, run, batch=s.batch, seed=t.seed, after=measured)
-    losses = run.run.scalar("loss").value if t.epochs else np.array([])
+    losses = run.run.scalars("loss").value if t.epochs else np.array([])
     return {**curves.arrays(), **rivals.arrays(), "loss": np.concatenate([[untrained], losses]),
             "accuracy": accuracy(model, data.x_test, data.y_test)}
 

@@ -72,7 +72,7 @@ def work(t: Task[NfaFig2cSettings], run: Writer) -> Mapping[str, ArrayLike]:
 
     descent = torch.optim.SGD(model.parameters(), lr=s.lr)
     epochs(model, data.x, y, descent, s.epochs, run, batch=s.batch, seed=t.seed, after=measured)
-    losses = run.run.scalar("loss").value if s.epochs else np.array([])
+    losses = run.run.scalars("loss").value if s.epochs else np.array([])
     return {**curves.arrays(), **rivals.arrays(), "loss": np.concatenate([[untrained], losses]), "constant": y.square().mean(),
             "accuracy": accuracy(model, data.x_test, data.y_test)}
 

@@ -88,7 +88,7 @@ def work(t: Task[NfaFig2dSettings], run: Writer) -> Mapping[str, ArrayLike]:
         run.scalars(step + 1, loss=loss.item())
         run.progress((step + 1) / s.steps)
     return {**curves.arrays(), **rivals.arrays(), "pairs": pair_entropy(text.ids.numpy()),
-            "loss": run.run.scalar("loss").value if s.steps else np.array([])}
+            "loss": run.run.scalars("loss").value if s.steps else np.array([])}
 
 
 def pair_entropy(ids: NDArray[np.int64]) -> float:

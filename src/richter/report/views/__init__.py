@@ -1,7 +1,7 @@
 """The views of the dashboard: one file per tab, listed by this folder. Add a view of your own by a call:
 
     def last_losses(runs, query):
-        rows = [(name, run.scalar("loss").value[-1]) for name, run in runs]
+        rows = [(name, run.scalars("loss").value[-1]) for name, run in runs]
         return [Table("Last losses", ("run", "loss"), rows)]
 
     richter.report.views.add(View("losses", "Losses", last_losses))
