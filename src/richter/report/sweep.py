@@ -80,7 +80,7 @@ def finals(run: Run) -> dict[str, float]:
     last = run.ends[-1:]
     measured = {r.measure: r.value for s in last for r in s.rows
                 if r.layer == WHOLE and math.isfinite(r.value) and r.mark is not Mark.TRIVIAL}
-    logged = {n: float(s.value[-1]) for n, s in run.scalar_curves(run.names).items() if len(s.value)}
+    logged = {n: float(s.value[-1]) for n, s in run.scalar_curves(run.scalar_names).items() if len(s.value)}
     return {**measured, **logged, **returned(run)}
 
 
