@@ -23,6 +23,7 @@ import richter
 from richter.core import CaptureError, Mark, MixingError
 from richter.instrument.capture import forward, quiet, state_of
 from richter.instrument.survey import amended
+from richter.models import GPT
 from zoo_architectures import CachedBias, ConvolutionalStem, Decoder, StandardisedConv, standardised
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -507,6 +508,42 @@ def test_gradients_of_nan_say_so(dtype: torch.dtype) -> None:
     with pytest.warns(RuntimeWarning, match=r"the tangent kernel of 'a', 'b' has NaN"):
         kernels = richter.kernels.ntk(model, x, per_layer=True)
     assert kernels["c"].isfinite().all()
+
+
+class Capped(nn.Module):
+    """A language model whose logits ``head`` writes, and then a function of them."""
+
+    def __init__(self, after: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.gpt, self.after = GPT(70, 8, d=16, depth=1, seed=0), after
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.after(self.gpt(ids))
+
+
+@pytest.mark.parametrize(("after", "known"), [
+    (lambda f: f, True), (lambda f: f.flip(-1) / 3, True), (lambda f: f * f, False),
+    (lambda f: 3 * (f / 3).tanh(), False), (lambda f: f[..., :-3], False), (lambda f: f + f.roll(1, -1), False)],
+    ids=["logits", "in another order", "squares", "a soft cap", "some of them", "sums of neighbours"])
+def test_the_read_out_of_a_large_vocabulary_is_trivial(after: Callable[[Tensor], Tensor], known: bool) -> None:
+    """560 outputs are sketched. Where the units are the outputs, the value is 1 by definition and not an estimate of it; where they
+    are not, it is estimated."""
+    model, ids = Capped(after), torch.randint(70, (24, 8), generator=torch.Generator().manual_seed(0))
+    initial = {k: v + 0.05 * torch.randn(v.shape, generator=torch.Generator().manual_seed(1))
+               for k, v in model.state_dict().items()}
+    snap = richter.measure(model, richter.Probe(ids, None), ["nfc", "cnfc", "c_uc_ratio"], initial=initial)
+    for name in ("nfc", "cnfc"):
+        row = snap.row(name, "gpt.head")
+        assert (row.mark is Mark.TRIVIAL) == known, row
+        assert row.note.startswith("trivial: the outputs read this layer directly" if known else "64 random outputs"), row
+        if known:
+            assert row.value == pytest.approx(1, abs=1e-12)
+            assert row.error < 1e-12
+        assert snap.row(name, "gpt.blocks.0.out").mark is Mark.ESTIMATED
+    W, W0 = model.state_dict()["gpt.head.weight"].double(), initial["gpt.head.weight"].double()
+    if known:  # K is a multiple of the identity, and drops out
+        exact = ((W - W0) @ (W - W0).T).square().sum() / (W @ W.T).square().sum()
+        assert snap.value("c_uc_ratio", "gpt.head") == pytest.approx(exact.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1e-105, 1e-160, 1e-200])

@@ -283,7 +283,9 @@ class Evaluation:
             return Row(self.step, place, m.name, math.nan, note=text, mark=why.remark.mark)
         if math.isnan(value):
             remark = Remark(Mark.UNDEFINED, remark.text or p.zero)
-        said = (remark, *(s.remark for s in statistics), self._precision if p.passes else Remark())
+        said: tuple[Remark, ...] = (remark,)  # a number that has its value by definition is no estimate
+        if remark.mark is not Mark.TRIVIAL:
+            said = (remark, *(s.remark for s in statistics), self._precision if p.passes else Remark())
         remarks = [r for r in said if r != Remark()]
         error = math.nan
         if self.subject.errors and math.isfinite(value):
@@ -293,7 +295,7 @@ class Evaluation:
                 remarks.append(Remark(text=why.remark.text))
             else:
                 error = _combined(errors)
-                remarks += _of_sketch(errors)
+                remarks += [] if remark.mark is Mark.TRIVIAL else _of_sketch(errors)
         remark = joined(remarks) if remarks else Remark()
         return Row(self.step, place, m.name, value, error, remark.text, remark.mark)
 

@@ -103,6 +103,11 @@ class Factor:
         """|W^T W|^2 = |M|^2."""
         return self.M.square().sum().item()
 
+    @property
+    def unit(self) -> Float[Tensor, "r r"]:
+        """The identity, as a moment."""
+        return self.like(torch.eye(self.shape[0]))
+
     def matrix(self, K: Tensor | None, halves: tuple[Tensor, Tensor] | None = None) -> FeatureMatrix:
         return FeatureMatrix(self, K, halves)
 
@@ -170,6 +175,10 @@ class Projected:
     def gram(self) -> Float[Tensor, "r r"]:
         """The moment that stands for the identity."""
         return self.bases.gram(self.name)
+
+    @property
+    def unit(self) -> Float[Tensor, "r r"]:
+        return self.gram
 
     def like(self, K: Tensor) -> Tensor:
         return K.to(self.gram)
@@ -426,6 +435,17 @@ class Pair:
     def G(self) -> FeatureMatrix:
         return feature_matrix(self._factor, self._K())
 
+    @property
+    def sketched(self) -> bool:
+        """Is K estimated from random outputs?"""
+        return self.G.halves is not None
+
+    def isotropic(self) -> Pair:
+        """The pair with K = c I in the place of its estimate."""
+        K, unit = self.G.K, self._factor.unit
+        assert K is not None  # G always has one
+        return Pair(self._factor, unit * ((K * unit).sum() / unit.square().sum()))
+
 
 class Inner(NamedTuple):
     """<F, G> and |F| |G| of a pair, with one group left out each."""
@@ -439,11 +459,24 @@ class OfPair(Derived):
     """A pair of a factor and a moment."""
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return _OfPair(self, needs)
+        known = frozenset() if self.needs[1] is PTK_CHANGE else subject.survey.direct
+        return _OfPair(self, needs, known)
 
 
 class _OfPair(DerivedGathering):
+    """``known``: maps whose moment is c I over all outputs. Random outputs only estimate that, so there it takes their place."""
+
+    def __init__(self, statistic: OfPair, needs: tuple[Gathering, ...], known: frozenset[str]) -> None:
+        super().__init__(statistic, needs)
+        self.known = known
+
+    def value(self, place: str, without: Group | None = None) -> Any:
+        pair = super().value(place, without)
+        return pair if place not in self.known or not pair.sketched else pair.isotropic()
+
     def leaving(self, place: str, kind: str) -> Sequence[Any]:
+        if place in self.known and (pair := super().value(place)).sketched:
+            return [pair.isotropic()] * self.groups[kind]
         factor, left = self.needs[0].value(place), self.needs[1].leaving(place, kind)
         parts = left.parts  # type: ignore[attr-defined]
         each = factor.with_each_moved if kind == WITHIN else factor.without_each

@@ -44,6 +44,7 @@ from richter.instrument.survey.survey import (
     Network,
     Survey,
     by_example,
+    direct,
     expanded,
     given,
     grouped,
@@ -495,7 +496,7 @@ def survey(model: nn.Module, x: Inputs, state: State, output: Output | None = No
     result = describe(Survey(
         verified.maps, expand, notes=verified.notes, outputs=whole.f[0].numel(), shape=tuple(whole.f.shape[1:]), drawn=drawn,
         differentiates=whole.differentiates, accumulates=verified.accumulates, splits=network.survey.splits,
-        given=given(whole), readouts=readouts(whole),
+        given=given(whole), readouts=readouts(whole), direct=direct(whole),
         matrices=matrices_of(whole), graph=graph, blocks=weight.blocks, light=light, examples=count(x)))
     result = result.lightened() if network.survey.anew else result
     result.biases = biases(model, result, verified, whole.aliases, tolerance(coarsest(whole.state, whole.f)))

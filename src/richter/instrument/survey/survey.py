@@ -94,6 +94,7 @@ class Survey:
     accumulates: bool = False  # the model adds to .grad in its backward pass
     given: frozenset[str] = frozenset()  # maps that read the model's input, as it is or in a form that depends on no weight
     readouts: frozenset[str] = frozenset()  # maps whose output is the model's
+    direct: frozenset[str] = frozenset()  # those of them whose units are the outputs, each one output, as it is or scaled
     examples: int = 0  # that were looked at
     vectorised: bool = True  # may torch.func.vmap be tried for gradients of single examples?
     drawn: bool = False  # the forward pass draws (dropout): examples go one by one, each with a seed of its own
@@ -324,6 +325,31 @@ def readouts(run: Pass) -> frozenset[str]:
         elif kind in SUMS:
             todo += [(before, True) for before in branches]
     return frozenset(met)
+
+
+def direct(run: Pass) -> frozenset[str]:
+    """Read-outs whose units are the outputs: a random vector, sent back from the outputs of one example, arrives there with the same
+    numbers in another order (up to one factor), as many in every unit. The sum of g^T g over all outputs is then c I."""
+    f, found = run.f, set[str]()
+    vector = torch.zeros_like(f)
+    vector[0] = 1 + torch.rand(f[0].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(f)
+    sent = vector[0].flatten().double().sort().values
+    called = [c.name for c in run.calls]
+    for c in run.calls:
+        if c.name not in readouts(run) or called.count(c.name) > 1 or c.map.kind != "dense":
+            continue
+        with run.state.in_place():
+            (g,) = torch.autograd.grad(f, [c.edge], grad_outputs=vector, retain_graph=True, allow_unused=True)
+        run.state.accumulated()
+        units = None if g is None else c.map.outputs(c.module, g)
+        if units is None or not units.any():
+            continue
+        reached = (units != 0).flatten(0, -2).sum(0)
+        arrived = units[units != 0].abs().double().sort().values
+        if (reached == reached[0]).all() and len(arrived) == len(sent) and torch.allclose(
+                arrived / arrived[-1], sent / sent[-1], rtol=1e-5):
+            found.add(c.name)
+    return frozenset(found)
 
 
 # -------------------------------------------------------------------------------------------------------------- splits
