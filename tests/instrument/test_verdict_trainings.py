@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -190,3 +191,28 @@ def test_the_same_trainings_when_they_have_only_begun(train: Callable[..., tuple
     found, loss, optimum = train(steps, lr)
     assert loss > 1.05 * optimum
     assert found.word in ("early", "not learning"), str(found)
+
+
+def test_one_measurement_with_initial_weights_and_labels_says_what_was_learned() -> None:
+    """The loss and the accuracy of the initial network are measured too: a verdict from one snapshot knows whether it learned."""
+    model, probe = network(), richter.Probe(DATA.x[:256], DATA.y[:256])
+    initial, draw = copy.deepcopy(model.state_dict()), torch.Generator().manual_seed(1)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(200):
+        rows = torch.randint(len(DATA.x), (64,), generator=draw)
+        optimiser.zero_grad()
+        F.cross_entropy(model(DATA.x[rows]), DATA.y[rows]).backward()
+        optimiser.step()
+    snap = richter.measure(model, probe, NAMES, initial=initial)
+    seen = richter.diagnose(snap)
+    assert seen.word == "rich"
+    assert not any("whether anything was learned" in line for line in seen.unknown)
+    first = richter.measure(mlp([64, 128, 128, 10], seed=0), probe, ["probe_loss", "probe_accuracy"])
+    assert snap.start is not None
+    for name in ("probe_loss", "probe_accuracy"):
+        assert snap.start.value(name) == pytest.approx(first.value(name), rel=1e-6)
+    assert f"accuracy on the probe: {first.value('probe_accuracy'):.3g} -> " in " ".join(seen.evidence)
+    noise = torch.randint(10, (256,), generator=draw)  # labels that it has not seen: nothing was learned of them
+    unlearned = richter.diagnose(richter.measure(model, richter.Probe(DATA.x[:256], noise), NAMES, initial=initial))
+    assert unlearned.word in ("diverged", "not learning")
+    assert any("whether anything was learned" in line for line in richter.diagnose(replace(snap, start=None)).unknown)

@@ -71,6 +71,29 @@ def test_what_is_refused(change: dict[str, Any], sentence: str) -> None:
         richter.workflows.features_order(**{"x": X, "y": Y, **change})
 
 
+def test_class_ids_become_one_hot_targets() -> None:
+    """Classes are no numbers: renaming them changes nothing, and the answer is that of centred one-hot targets."""
+    ids = np.array([0, 2, 1])[(X[:, 0] > 0.5).astype(int) + (X[:, 0] < -0.5)]
+    usual = dict(activation="linear", neurons=5, alpha=1e-6, jumps=1, lr=0.05)
+    hot = np.eye(3)[ids] - np.eye(3)[ids].mean(0)
+    seen, same = (richter.workflows.features_order(X, y, **usual) for y in (ids, hot))  # type: ignore[arg-type]
+    np.testing.assert_allclose(seen.loss, same.loss, rtol=1e-10)
+    assert str(seen).splitlines()[-1] == "y holds class ids: the targets are one-hot vectors of 3 classes, centred."
+    assert "class ids" not in str(same)
+    renamed = richter.workflows.features_order(X, np.array([1, 2, 0])[ids], **usual)  # type: ignore[arg-type]
+    np.testing.assert_allclose(renamed.learned.staircase.levels, seen.learned.staircase.levels, rtol=1e-8)
+    numbers = richter.workflows.features_order(X, ids.astype(float), **usual)  # type: ignore[arg-type]
+    assert abs(numbers.loss[0] - seen.loss[0]) > 0.1
+
+
+@pytest.mark.parametrize(("ids", "words"), [
+    (np.where(X[:, 0] > 0, 1, -1), "integers from -1 to 1, which are no class ids of 60 examples.* give floats"),
+    (np.arange(60), "integers from 0 to 59, which are no class ids"), (np.zeros(60, int), "integers from 0 to 0, which are no")])
+def test_integers_that_are_no_class_ids_are_refused(ids: np.ndarray, words: str) -> None:
+    with pytest.raises(SelectionError, match=words):
+        richter.workflows.features_order(X, ids)
+
+
 # ------------------------------------------------------------------------------------------------ what experiments read off
 
 

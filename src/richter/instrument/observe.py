@@ -44,6 +44,9 @@ Layers = str | Sequence[str] | Callable[[str], bool] | None  # names or patterns
 
 # --------------------------------------------------------------------------------------------------------- measurement
 
+STARTING = ("weight_change", "probe_loss", "probe_accuracy", "output_spread", "output_rms")  # measured of the initial network too
+
+
 class Measurement:
     """A model on a probe, to be measured again and again; options are those of ``measure``. The survey and the plan, which depend
     on the architecture alone, are made once. ``errors=False`` leaves out standard errors, multiplies in the model's own
@@ -96,6 +99,17 @@ class Measurement:
         return Snapshot(tuple(rows), step, work.notes, seconds, subject.probe.n, seconds / subject.pass_seconds, work.arrays,
                         labels)
 
+    def start(self) -> Snapshot | None:
+        """Measure the network with its initial weights, as far as that tells what was learned since; None if they are not known."""
+        names = [m for m in self.measures if m.name in STARTING]
+        if self.subject.initial is None or not {"probe_loss", "probe_accuracy"} & {m.name for m in names}:
+            return None
+        with self._ready(), contextlib.suppress(CaptureError, OutOfRange):  # it is no part of what was asked for
+            subject = self.subject.initially()
+            work = Evaluation(subject, evaluate.plan(subject, names, None), 0)
+            return Snapshot(tuple(work.rows()), 0, work.notes, examples=subject.probe.n)
+        return None
+
     def plan(self) -> CostPlan:
         """Plan what ``take`` will do: steps, passes, bytes and seconds. Runs a few examples only."""
         with self._ready():
@@ -134,8 +148,9 @@ def measure(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | 
     ``mode="train"`` keeps dropout on, drawn from a generator of its own seeded by ``seed``; ``matrices``: also keep the
     feature matrices themselves (``snap.arrays["0", "nfm"]``, ``"agop"``) of layers with at most so many inputs.
     """
-    return Measurement(model, probe, measures, initial=initial, cotangents=cotangents, layers=layers, memory=memory,
-                       output=output, mode=mode, seed=seed).take(step, matrices)
+    measurement = Measurement(model, probe, measures, initial=initial, cotangents=cotangents, layers=layers, memory=memory,
+                              output=output, mode=mode, seed=seed)
+    return replace(measurement.take(step, matrices), start=measurement.start())
 
 
 def plan(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | None = None, **options: Any) -> CostPlan:

@@ -57,6 +57,7 @@ class Snapshot:
     passes: float = math.nan  # what it cost, in forward-backward passes of the probe (each as long as three forward passes)
     arrays: Mapping[tuple[str, str], Any] = field(default_factory=dict, repr=False)  # by (layer, name): nfm, agop; if asked for
     labels: Labels | None = None  # what guessing would get right, if the probe has class labels
+    start: Snapshot | None = field(default=None, repr=False)  # of the initial network, by ``measure(initial=...)``
 
     @property
     def layers(self) -> list[str]:

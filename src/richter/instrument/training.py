@@ -449,4 +449,5 @@ def course(subject: Any, snapshots: Sequence[Snapshot]) -> Course:
     if name is not None:
         series = subject.scalars(name)
         loss = summary(name, series.step.tolist(), series.value.tolist())
-    return Course(None if first is last or first.step == last.step else first, last, loss, getattr(subject, "last", None), lost)
+    begun = last.start if first is last or first.step == last.step else first
+    return Course(begun, last, loss, getattr(subject, "last", None), lost)

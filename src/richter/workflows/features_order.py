@@ -42,6 +42,7 @@ class FeaturesOrder:
     loss: Float[np.ndarray, " t"]
     features: Float[np.ndarray, "k d"]  # unit input weights of the neuron that becomes active at each jump
     names: tuple[str, ...]
+    note: str = ""  # how targets were made of class ids
 
     @property
     def seen(self) -> Float[np.ndarray, " k"]:
@@ -55,7 +56,8 @@ class FeaturesOrder:
         rows = [[str(k + 1), f"{float(stairs.times[k]):.4g}", "never" if math.isnan(crossing) else f"{crossing:.4g}",
                  f"{float(stairs.levels[k]):.3g} to {float(stairs.levels[k + 1]):.3g}", self._made_of(k)]
                 for k, crossing in enumerate(self.seen)]
-        return table([["feature", "predicted", "trained", "loss", "made of"], *rows], right=(1, 2))
+        lines = table([["feature", "predicted", "trained", "loss", "made of"], *rows], right=(1, 2))
+        return f"{lines}\n{self.note}" if self.note else lines
 
     def _made_of(self, k: int, shown: int = SHOWN) -> str:
         order = np.argsort(-np.abs(self.features[k]))[:shown]
@@ -85,12 +87,13 @@ class FeaturesOrder:
 def features_order(x: ArrayLike, y: ArrayLike, *, activation: alternating.Activation = "relu", neurons: int = 8,
                    alpha: float | None = None, jumps: int = 3, lr: float = 0.01, seed: int = 0, names: Sequence[str] = ()
                    ) -> FeaturesOrder:
-    """Predict the first ``jumps`` jumps of a network sum_i a_i phi(w_i.x) from neurons of norm ``alpha`` on ``x`` [n, d], ``y``
-    [n] or
-    [n, c]. Train it by gradient descent at the rate ``lr`` on mean_n |y - f|^2 / 2 until a third after the last jump. Steps are
-    clearer
-    if inputs have one scale, and if inputs and targets are centred. Default ``alpha``: 1e-6; 1e-2 for squares, whose times scale
-    like 1 / alpha instead of log(1 / alpha)."""
+    """Predict the first ``jumps`` jumps of a network sum_i a_i phi(w_i.x) from neurons of norm ``alpha`` on ``x`` [n, d]. Train it
+    by gradient descent at the rate ``lr`` on mean_n |y - f|^2 / 2 until a third after the last jump.
+
+    ``y``: targets [n] or [n, c], or class ids [n] (integers), which become centred one-hot targets. Steps are clearer if inputs
+    have one scale, and if inputs and targets are centred. Default ``alpha``: 1e-6; 1e-2 for squares, whose times scale like
+    1 / alpha instead of log(1 / alpha)."""
+    y, note = _targets(y)
     x_, y_ = to_tensor(x, "x"), columns(y)
     if x_.dim() != 2 or y_.dim() != 2 or len(x_) != len(y_):
         raise SelectionError(f"x has shape {tuple(x_.shape)} and y {tuple(y_.shape)}: give [n, d] and [n] or [n, c].")
@@ -109,7 +112,20 @@ def features_order(x: ArrayLike, y: ArrayLike, *, activation: alternating.Activa
     loss = alternating.simulate(activation, theta, x_, y_, t, lr=lr)
     woken = [torch.as_tensor(p)[i, :d] for p, i in zip(learned.parameters, learned.order, strict=True)]
     features = torch.stack([w / w.norm() for w in woken])
-    return FeaturesOrder(learned, t.numpy(), np.asarray(loss), features.numpy(), labels)
+    return FeaturesOrder(learned, t.numpy(), np.asarray(loss), features.numpy(), labels, note)
+
+
+def _targets(y: ArrayLike) -> tuple[ArrayLike, str]:
+    """Make centred one-hot targets of class ids, and a note that says so; other targets are unchanged."""
+    whole_numbers = not y.is_floating_point() if isinstance(y, torch.Tensor) else np.asarray(y).dtype.kind in "biu"
+    if not whole_numbers or (ids := to_tensor(y, "y").long()).dim() != 1 or not len(ids):
+        return y, ""
+    classes = int(ids.max()) + 1
+    if ids.min() < 0 or not 2 <= classes <= max(2, len(ids) // 2):
+        raise SelectionError(f"y holds integers from {int(ids.min())} to {classes - 1}, which are no class ids of {len(ids)} examples: "
+                             f"these run from 0, and a class has several examples. For targets that are numbers give floats.")
+    hot = torch.nn.functional.one_hot(ids, classes).double()
+    return hot - hot.mean(0), f"y holds class ids: the targets are one-hot vectors of {classes} classes, centred."
 
 
 def _sampled(last: float, lr: float) -> Float[torch.Tensor, " t"]:

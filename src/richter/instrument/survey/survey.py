@@ -334,12 +334,12 @@ def direct(run: Pass) -> frozenset[str]:
     vector = torch.zeros_like(f)
     vector[0] = 1 + torch.rand(f[0].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(f)
     sent = vector[0].flatten().double().sort().values
-    called = [c.name for c in run.calls]
+    called, last = [c.name for c in run.calls], readouts(run)
     for c in run.calls:
-        if c.name not in readouts(run) or called.count(c.name) > 1 or c.map.kind != "dense":
+        if c.name not in last or called.count(c.name) > 1 or c.map.kind != "dense":
             continue
-        with run.state.in_place():
-            (g,) = torch.autograd.grad(f, [c.edge], grad_outputs=vector, retain_graph=True, allow_unused=True)
+        with run.state.in_place(), torch.enable_grad():
+            (g,) = torch.autograd.grad((f * vector).sum(), [c.edge], retain_graph=True, allow_unused=True)
         run.state.accumulated()
         units = None if g is None else c.map.outputs(c.module, g)
         if units is None or not units.any():
