@@ -306,6 +306,23 @@ def test_fewest_needs_its_bar() -> None:
 
 # ----------------------------------------------------------------------------------------------------------- words, and bad input
 
+def test_no_drop_begins_above_the_end_of_the_one_before() -> None:
+    """Each drop is fitted by itself, on a line of its own; the levels that are told fall all the same, and lie on the curve."""
+    t = np.arange(200.0)
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        falls = zip(rng.uniform(0.4, 1, 2), (70, 140), rng.uniform(2, 6, 2), strict=True)
+        y = 0.1 + sum(a / (1 + np.exp((t - m) / s)) for a, m, s in falls) + 0.2 * np.exp(-t / rng.uniform(50, 200))
+        y = y + 0.02 * rng.standard_normal(200)
+        stages = find(t, y)
+        assert len(stages) == 2
+        first, second = stages.drops
+        assert second.before <= first.after
+        if second.before == first.after:
+            assert y[(t > 70) & (t < 140)].min() < first.after < y[(t > 70) & (t < 140)].max()
+        assert min(first.height, second.height) > 0
+
+
 def test_the_words() -> None:
     assert str(find(T, PLANTED)).startswith("2 stages: 1 to 0.4 at step 300 (")
     assert str(find(T, 1 * fall(T, 300, 15))).startswith("1 stage: ")

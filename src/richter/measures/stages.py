@@ -184,6 +184,20 @@ def _drops(x: Numbers, z: Numbers, shape: Shape, least: float) -> list[Drop]:
         ended = shape.structure[j][1] < len(shape.t) - 2
         drops.append(Drop(step.time, math.hypot(step.error, BLUR * SPAN * step.width), step.time - SPAN / 2 * step.width,
                           step.time + SPAN / 2 * step.width, step.before, step.after, shape.evidence[j], ended))
+    return _falling(x, z, drops)
+
+
+def _falling(x: Numbers, z: Numbers, drops: list[Drop]) -> list[Drop]:
+    """Let no drop begin above the end of the one before: lines that are fitted to each drop by itself may cross. Both levels are
+    then the median of the curve between the two times."""
+    for j in range(len(drops) - 1):
+        one, other = drops[j:j + 2]
+        if other.before > one.after:
+            low, high = sorted((min(one.end, other.start), max(one.end, other.start)))
+            between = z[(x >= low) & (x <= high)]
+            level = float(np.median(between)) if len(between) else (one.after + other.before) / 2
+            level = min(max(level, other.after), one.before)
+            drops[j:j + 2] = replace(one, after=level), replace(other, before=level)
     return drops
 
 
