@@ -17,13 +17,12 @@ __getattr__, __dir__, __all__ = lazy_names(__name__, {
     "Probe": "instrument.probe", "Snapshot": "instrument.snapshot", "Observer": "instrument.observe",
     "measure": "instrument.observe", "every": "instrument.observe", "epochs": "instrument.observe",
     "log_spaced": "instrument.observe", "plan": "instrument.observe", "diagnose": "instrument.verdict",
-    "RichterError": "core", "RichterWarning": "instrument.evaluate",
+    "RichterError": "core", "RichterWarning": "core",
 }, ("controls", "core", "engine", "experiments", "instrument", "kernels", "layers", "learners", "measures", "models", "report",
     "runs", "tasks", "testing", "theory", "workflows"))
 
 if TYPE_CHECKING:
-    from richter.core import RichterError
-    from richter.instrument.evaluate import RichterWarning
+    from richter.core import RichterError, RichterWarning
     from richter.instrument.observe import Observer, epochs, every, log_spaced, measure, plan
     from richter.instrument.probe import Probe
     from richter.instrument.snapshot import Snapshot

@@ -244,19 +244,41 @@ def test_a_resumed_run_goes_on_from_its_own_initial_weights(tmp_path: Path, lost
 
 def test_what_a_run_refuses(tmp_path: Path) -> None:
     richter.Observer(mlp(), probe(), run=tmp_path / "a").close()
-    with pytest.raises(RichterError, match=r"there is already a run in .*resume=True"):
-        richter.Observer(mlp(), probe(), run=tmp_path / "a")
     with pytest.raises(RichterError, match=r"another architecture: '4\.weight' has shape \(2, 6\) in this model and \(3, 6\)"):
         richter.Observer(mlp(outputs=2), probe(), run=tmp_path / "a", resume=True)
     with pytest.raises(RichterError, match="initial weights of its own; leave initial= out"):
         richter.Observer(mlp(), probe(), run=tmp_path / "a", resume=True, initial=state(mlp()))
-    with pytest.raises(RichterError, match="settings= and resume= need a run on disk"):
+    with pytest.raises(RichterError, match="settings=, resume= and overwrite= need a run on disk"):
         richter.Observer(mlp(), probe(), resume=True)
     with pytest.raises(RichterError, match="matrices=-1"):
         richter.Observer(mlp(), probe(), run=tmp_path / "b", matrices=-1)
     with richter.Observer(mlp(), probe(), run=tmp_path / "a", resume=True), \
             pytest.raises(RichterError, match="this process is already writing the run"):
         richter.Observer(mlp(), probe(), run=tmp_path / "a", resume=True)
+
+
+def test_a_cell_that_runs_twice_gets_a_run_of_its_own(tmp_path: Path) -> None:
+    """In a notebook the first Observer was never closed: the second run gets the next number, or the place of the first."""
+    first = richter.Observer(mlp(), probe(), run=tmp_path / "first", measures=FEW)
+    first(0, loss=1.0)
+    with pytest.warns(richter.RichterWarning, match=r"already a run in .*first: this one is written to .*first-2") as seen:
+        second = richter.Observer(mlp(), probe(), run=tmp_path / "first", measures=FEW)
+    assert seen[0].filename == __file__  # the line of the user is shown
+    assert "resume=True to continue the earlier run, or overwrite=True to delete it" in str(seen[0].message)
+    second(0, loss=2.0)
+    second.close()
+    third = richter.Observer(mlp(), probe(), run=tmp_path / "first", measures=FEW, overwrite=True)
+    third(0, loss=3.0)
+    third.close()
+    losses = {run.name: run.scalar("loss").value.tolist() for run in richter.runs.find(tmp_path)}
+    assert losses == {"first": [3.0], "first-2": [2.0]}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["first", "first-2"]  # nothing is left of what was deleted
+    (tmp_path / "first" / "notes.txt").write_text("mine")
+    with pytest.raises(RichterError, match=r"holds other files beside its run \(notes.txt\), which overwrite=True would delete"):
+        richter.Observer(mlp(), probe(), run=tmp_path / "first", overwrite=True)
+    with pytest.raises(RichterError, match=r"resume=True continues the run .*, and overwrite=True deletes it"):
+        richter.Observer(mlp(), probe(), run=tmp_path / "first-2", overwrite=True, resume=True)
+    assert len(list(richter.runs.find(tmp_path))) == 2
 
 
 def test_an_observer_is_told_early(tmp_path: Path) -> None:

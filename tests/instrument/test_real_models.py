@@ -526,8 +526,8 @@ class Capped(nn.Module):
     (lambda f: 3 * (f / 3).tanh(), False), (lambda f: f[..., :-3], False), (lambda f: f + f.roll(1, -1), False)],
     ids=["logits", "in another order", "squares", "a soft cap", "some of them", "sums of neighbours"])
 def test_the_read_out_of_a_large_vocabulary_is_trivial(after: Callable[[Tensor], Tensor], known: bool) -> None:
-    """560 outputs are sketched. Where the units are the outputs, the value is 1 by definition and not an estimate of it; where they
-    are not, it is estimated."""
+    """560 outputs are sketched. Where the units are the outputs, the value is 1 by definition and not an estimate of it;
+    where they are not, it is estimated."""
     model, ids = Capped(after), torch.randint(70, (24, 8), generator=torch.Generator().manual_seed(0))
     initial = {k: v + 0.05 * torch.randn(v.shape, generator=torch.Generator().manual_seed(1))
                for k, v in model.state_dict().items()}

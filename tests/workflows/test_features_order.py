@@ -74,7 +74,7 @@ def test_what_is_refused(change: dict[str, Any], sentence: str) -> None:
 def test_class_ids_become_one_hot_targets() -> None:
     """Classes are no numbers: renaming them changes nothing, and the answer is that of centred one-hot targets."""
     ids = np.array([0, 2, 1])[(X[:, 0] > 0.5).astype(int) + (X[:, 0] < -0.5)]
-    usual = dict(activation="linear", neurons=5, alpha=1e-6, jumps=1, lr=0.05)
+    usual = {"activation": "linear", "neurons": 5, "alpha": 1e-6, "jumps": 1, "lr": 0.05}
     hot = np.eye(3)[ids] - np.eye(3)[ids].mean(0)
     seen, same = (richter.workflows.features_order(X, y, **usual) for y in (ids, hot))  # type: ignore[arg-type]
     np.testing.assert_allclose(seen.loss, same.loss, rtol=1e-10)

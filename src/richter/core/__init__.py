@@ -19,6 +19,7 @@ from richter.core.values import (
     Ref,
     Remark,
     RichterError,
+    RichterWarning,
     Row,
     SelectionError,
     StoreError,
@@ -29,5 +30,5 @@ from richter.core.values import (
 )
 
 __all__ = ["WHOLE", "CaptureError", "Card", "DataError", "DisturbedError", "DivergedError", "Failure", "Interval", "Labels",
-           "Mark", "MemoryBudgetError", "MixingError", "Prediction", "ProbeError", "Ref", "Remark", "RichterError", "Row",
-           "SelectionError", "StoreError", "matches", "parse_bytes", "show_bytes", "unknown"]
+           "Mark", "MemoryBudgetError", "MixingError", "Prediction", "ProbeError", "Ref", "Remark", "RichterError",
+           "RichterWarning", "Row", "SelectionError", "StoreError", "matches", "parse_bytes", "show_bytes", "unknown"]

@@ -247,6 +247,10 @@ class Prediction:
 # -------------------------------------------------------------------------------------------------------------- errors
 # Errors that Richter raises on purpose. Each says what was seen, why it matters and what to do.
 
+class RichterWarning(UserWarning):
+    """Something was left out or done in another way than asked for; the text says what and why."""
+
+
 class RichterError(Exception):
     """Base class of errors that Richter raises on purpose. Each says what was seen, why it matters and what to do."""
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, RichterError, Row, show_bytes
+from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, RichterError, RichterWarning, Row, show_bytes
 from richter.core.values import SMALL, table
 from richter.instrument.capture import count, outputs_of, weight_bytes
 from richter.instrument.cotangents import Cotangents
@@ -62,10 +62,6 @@ NOT_A_NUMBER = ("the gradient of the outputs is NaN here, though the outputs are
 COARSE = 1e-5  # a number from passes whose rounding error is larger than this is marked as estimated
 ROUNDING = ("the gradient of the outputs is zero here, up to rounding error: it changes by more than 10 % when every weight "
             "moves by one unit in its last place")
-
-
-class RichterWarning(UserWarning):
-    """Something was left out of a measurement; the snapshot's notes say what and why."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- plan

@@ -100,7 +100,7 @@ class Measurement:
                         labels)
 
     def start(self) -> Snapshot | None:
-        """Measure the network with its initial weights, as far as that tells what was learned since; None if they are not known."""
+        """Measure the network with its initial weights, as far as it tells what was learned since; None without them."""
         names = [m for m in self.measures if m.name in STARTING]
         if self.subject.initial is None or not {"probe_loss", "probe_accuracy"} & {m.name for m in names}:
             return None
@@ -385,7 +385,8 @@ class Observer:
     layers with at most ``matrices`` inputs (whenever the step has grown by a tenth), and ``settings`` (a dataclass or mapping of
     yours). ``keep_features=64``: also, at the same steps, Gram matrices of what each layer reads of so many examples, by which
     steps and runs are compared (``richter compare``); ``keep_inputs``: small pictures of these (of this shape, where inputs are
-    flat). After a crash ``resume=True`` goes on with the run and its initial weights. Of several ranks the first writes.
+    flat). After a crash ``resume=True`` goes on with the run and its initial weights. If there is such a run already, the new one
+    is ``runs/demo-2``, with a line that says so; ``overwrite=True`` deletes the earlier one. Of several ranks the first writes.
     Everything else is as in ``richter.measure``.
 
     A failure does not end the training (``on_error="warn"``): weights that are NaN, a full disk, no memory, or an error of the
@@ -396,7 +397,7 @@ class Observer:
     """
 
     def __init__(self, model: nn.Module, probe: Probe, *, run: str | os.PathLike[str] | Writer | None = None,
-                 settings: Any = None, resume: bool = False, matrices: int | None = None,
+                 settings: Any = None, resume: bool = False, overwrite: bool = False, matrices: int | None = None,
                  keep_features: int = 0, keep_inputs: bool | tuple[int, ...] = False,
                  when: When | None = None, steps: int | None = None, measures: Iterable[str | Measure] | None = None,
                  initial: Mapping[str, Tensor] | None = None, budget: float | None = 0.05,
@@ -427,12 +428,12 @@ class Observer:
         self._unmeasured = False  # was a step seen since everything was measured, or failed to be?
         self._first = True  # nothing was tried yet: what is wrong with the arguments is an error
         self._drawn: int | None = None  # the last step whose matrices were kept
-        if run is None and (settings is not None or resume):
-            raise SelectionError("settings= and resume= need a run on disk: name it with run='runs/...'.")
+        if run is None and (settings is not None or resume or overwrite):
+            raise SelectionError("settings=, resume= and overwrite= need a run on disk: name it with run='runs/...'.")
         self.writer: Writer | None = None
         self._owns = not isinstance(run, Writer)
         if run is not None:
-            open_run(self, run, settings, resume, initial is not None)
+            open_run(self, run, settings, resume, overwrite, initial is not None)
         self._record = Record(self.writer)
         self._earlier = tuple(self.snapshots)  # of the run that is resumed, until it is clear that the model is its own
         self.measurement.subject.initial = self.initial

@@ -27,8 +27,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from richter.core import DisturbedError, DivergedError, Failure, MemoryBudgetError, Row, SelectionError, StoreError
-from richter.instrument.evaluate import RichterWarning
+from richter.core import (
+    DisturbedError,
+    DivergedError,
+    Failure,
+    MemoryBudgetError,
+    RichterWarning,
+    Row,
+    SelectionError,
+    StoreError,
+)
 from richter.instrument.snapshot import Series, Snapshot
 from richter.runs import Writer, create
 from richter.runs.format import plain_text, whole_step
@@ -278,15 +286,16 @@ def survives(why: BaseException | None) -> bool:
 
 # ------------------------------------------------------------------------------------------------------------- opening
 
-def open_run(watch: Observer, run: str | os.PathLike[str] | Writer, settings: Any, resume: bool, given: bool) -> None:
+def open_run(watch: Observer, run: str | os.PathLike[str] | Writer, settings: Any, resume: bool, overwrite: bool,
+             given: bool) -> None:
     """Open the run on the first rank. The other ranks get its initial weights and earlier measurements, or its error."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized() or torch.distributed.get_world_size() < 2:
-        watch.writer = _opened(watch, run, settings, resume, given)
+        watch.writer = _opened(watch, run, settings, resume, overwrite, given)
         return
     subject, message = watch.measurement.subject, list[Any]([None])
     if torch.distributed.get_rank() == 0:
         try:
-            watch.writer = _opened(watch, run, settings, resume, given)
+            watch.writer = _opened(watch, run, settings, resume, overwrite, given)
             message = [({k: v.cpu() for k, v in watch.initial.items()}, watch.snapshots, subject.previous)]
         except Exception as why:
             message = [why]
@@ -298,9 +307,10 @@ def open_run(watch: Observer, run: str | os.PathLike[str] | Writer, settings: An
     subject.previous = {k: v.to(subject.home) for k, v in previous.items()}
 
 
-def _opened(watch: Observer, run: str | os.PathLike[str] | Writer, settings: Any, resume: bool, given: bool) -> Writer:
+def _opened(watch: Observer, run: str | os.PathLike[str] | Writer, settings: Any, resume: bool, overwrite: bool,
+            given: bool) -> Writer:
     """The run that is written; one that was begun before hands over its initial weights and measurements."""
-    writer = run if isinstance(run, Writer) else create(run, settings, resume=resume)
+    writer = run if isinstance(run, Writer) else create(run, settings, resume=resume, overwrite=overwrite)
     try:
         if writer.observer is not None:
             raise SelectionError(f"another Observer writes to the run {writer.path}; their rows would replace each other. "

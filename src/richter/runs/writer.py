@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
+import tempfile
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -18,7 +21,7 @@ from typing import Any, Literal, NoReturn
 
 from numpy.typing import ArrayLike
 
-from richter.core import WHOLE, Failure, Row, StoreError
+from richter.core import WHOLE, Failure, RichterWarning, Row, StoreError
 from richter.instrument.snapshot import Snapshot
 from richter.runs import format as arrays
 from richter.runs import place as lock
@@ -32,8 +35,9 @@ SYNC = 30.0  # seconds after which the disk is asked to store what was written
 
 
 def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping[str, int] | None = None,
-           resume: bool = False) -> Writer:
-    """Create a run in an empty or new folder; with ``resume`` continue the existing run (or create a new one).
+           resume: bool = False, overwrite: bool = False) -> Writer:
+    """Create a run in an empty or new folder. If there is a run already, the new one is in the next free folder, ``path-2``, and
+    a warning says so. ``resume`` continues the existing run instead (or creates a new one), and ``overwrite`` deletes it.
 
     >>> run = richter.runs.create("runs/first", Settings(lr=0.1))
     >>> run.scalars(0, loss=2.3); run.finish()
@@ -42,14 +46,14 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
     meta = {"settings": record, "seeds": plain(seeds or {}, "seeds")}
     if "\0" in str(folder):
         raise StoreError(f"{str(folder)!r} cannot be the name of a folder. Choose another.")
+    if resume and overwrite:
+        raise StoreError(f"resume=True continues the run {folder}, and overwrite=True deletes it. Give one of them.")
     with explained(folder, "made"):
-        if folder.exists() and not folder.is_dir():
-            raise StoreError(f"{folder} is a file; a run is a folder. Choose another name.")
-        left = f"{DATABASE}-", f".{DATABASE}-"  # left by a power cut, or a kill while the run was made
-        others = folder.exists() and any(f.name not in (LOCK, OBJECTS) and not f.name.startswith(left) for f in folder.iterdir())
-        if others and not (folder / DATABASE).exists():
-            raise StoreError(f"the folder {folder} contains other files and no run. A run needs its own folder: choose a new "
-                             f"name.")
+        _check_folder(folder)
+        if overwrite:
+            _delete(folder)
+        elif not resume:
+            folder = _free(folder)
         folder.mkdir(parents=True, exist_ok=True)
         here = identity(os.stat(folder))
         held = lock.take(regular(folder / LOCK))
@@ -63,7 +67,7 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
         if begun(folder):  # the file is changed only after it is clear that the run continues
             with contextlib.closing(Run(folder)) as old:
                 if old.sessions:
-                    _check_same(old, resume, record if settings is not None else None)
+                    _check_same(old, record if settings is not None else None)
                     meta = {}
         database = undo.enter_context(contextlib.closing(Appender(folder, here)))
         if identity(os.stat(folder)) != here:
@@ -372,10 +376,76 @@ def _end(database: Appender, held: Lock, guard: threading.RLock, process: int, e
     held.release()
 
 
-def _check_same(old: Run, resume: bool, settings: Any) -> None:
-    """Raise an error unless ``resume`` is set and the settings are equal."""
-    if not resume:
-        raise StoreError(f"there is already a run in {old.path}. Pass resume=True to continue it, or choose another name.")
+def _check_folder(folder: Path) -> None:
+    """Raise an error if the folder is a file, or holds other things than a run."""
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file; a run is a folder. Choose another name.")
+    if _others(folder) and not (folder / DATABASE).exists():
+        raise StoreError(f"the folder {folder} contains other files and no run. A run needs its own folder: choose a new "
+                         f"name.")
+
+
+def _others(folder: Path) -> list[str]:
+    """Names of files in a folder, but those that are left by a power cut, or a kill while the run was made."""
+    left = f"{DATABASE}-", f".{DATABASE}-"
+    return sorted(f.name for f in folder.iterdir() if f.name not in (LOCK, OBJECTS) and not f.name.startswith(left)
+                  ) if folder.exists() else []
+
+
+def _free(folder: Path) -> Path:
+    """Return the folder, or if it is a run the first of folder-2, folder-3, ... that is free, with a warning."""
+    candidate, i = folder, 1
+    while _taken(candidate):
+        i += 1
+        candidate = folder.with_name(f"{folder.name}-{i}")
+    if candidate != folder:
+        warnings.warn(f"there is already a run in {folder}: this one is written to {candidate}. Pass resume=True to continue the "
+                      f"earlier run, or overwrite=True to delete it.", RichterWarning, stacklevel=_outside())
+    return candidate
+
+
+def _taken(folder: Path) -> bool:
+    """Whether a folder holds a run, or one that is being made. One whose process ended before its first write does not count."""
+    if folder.resolve() in _open or lock.held(folder / LOCK):
+        return True
+    if not begun(folder):
+        return bool(_others(folder))
+    with contextlib.closing(Run(folder)) as old:
+        return bool(old.sessions)
+
+
+def _outside() -> int:
+    """Stack level of the first caller outside this package."""
+    package, frame, level = str(Path(__file__).parents[1]), sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _delete(folder: Path) -> None:
+    """Delete the run in a folder, if there is one. A writer of this process is closed first."""
+    if (earlier := _open.get(folder.resolve())) is not None:
+        earlier.close()
+    if not (folder / DATABASE).exists():
+        return
+    if others := [name for name in _others(folder) if name != DATABASE]:
+        raise StoreError(f"the folder {folder} holds other files beside its run ({', '.join(others[:5])}), which overwrite=True "
+                         f"would delete. Move them, or choose another name.")
+    if folder.is_symlink():
+        raise StoreError(f"{folder} is a link, and nothing is deleted behind a link. Give the folder itself, or another name.")
+    held = lock.take(regular(folder / LOCK))
+    if held is None:
+        raise StoreError(f"another process is writing the run {folder}, so it is not deleted. Choose another name, or wait.")
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        folder.rename(aside / folder.name)  # at once, so that no reader sees half of a run
+    finally:
+        held.release()
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _check_same(old: Run, settings: Any) -> None:
+    """Raise an error unless the settings are equal."""
     if settings is not None and json.dumps(old.settings, sort_keys=True) != json.dumps(settings, sort_keys=True):  # NaN is NaN
         raise StoreError(f"the run {old.path} was begun with other settings: {_difference(old.settings, settings)}. A resumed "
                          f"run keeps its settings; choose another name for the new ones.")

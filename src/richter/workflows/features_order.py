@@ -87,8 +87,8 @@ class FeaturesOrder:
 def features_order(x: ArrayLike, y: ArrayLike, *, activation: alternating.Activation = "relu", neurons: int = 8,
                    alpha: float | None = None, jumps: int = 3, lr: float = 0.01, seed: int = 0, names: Sequence[str] = ()
                    ) -> FeaturesOrder:
-    """Predict the first ``jumps`` jumps of a network sum_i a_i phi(w_i.x) from neurons of norm ``alpha`` on ``x`` [n, d]. Train it
-    by gradient descent at the rate ``lr`` on mean_n |y - f|^2 / 2 until a third after the last jump.
+    """Predict the first ``jumps`` jumps of a network sum_i a_i phi(w_i.x) from neurons of norm ``alpha`` on ``x`` [n, d]. Train
+    it by gradient descent at the rate ``lr`` on mean_n |y - f|^2 / 2 until a third after the last jump.
 
     ``y``: targets [n] or [n, c], or class ids [n] (integers), which become centred one-hot targets. Steps are clearer if inputs
     have one scale, and if inputs and targets are centred. Default ``alpha``: 1e-6; 1e-2 for squares, whose times scale like
@@ -122,8 +122,9 @@ def _targets(y: ArrayLike) -> tuple[ArrayLike, str]:
         return y, ""
     classes = int(ids.max()) + 1
     if ids.min() < 0 or not 2 <= classes <= max(2, len(ids) // 2):
-        raise SelectionError(f"y holds integers from {int(ids.min())} to {classes - 1}, which are no class ids of {len(ids)} examples: "
-                             f"these run from 0, and a class has several examples. For targets that are numbers give floats.")
+        raise SelectionError(f"y holds integers from {int(ids.min())} to {classes - 1}, which are no class ids of {len(ids)} "
+                             f"examples: these run from 0, and a class has several examples. For targets that are "
+                             f"numbers give floats.")
     hot = torch.nn.functional.one_hot(ids, classes).double()
     return hot - hot.mean(0), f"y holds class ids: the targets are one-hot vectors of {classes} classes, centred."
 

@@ -328,8 +328,8 @@ def readouts(run: Pass) -> frozenset[str]:
 
 
 def direct(run: Pass) -> frozenset[str]:
-    """Read-outs whose units are the outputs: a random vector, sent back from the outputs of one example, arrives there with the same
-    numbers in another order (up to one factor), as many in every unit. The sum of g^T g over all outputs is then c I."""
+    """Read-outs whose units are the outputs: a random vector, sent back from the outputs of one example, arrives there with the
+    same numbers in another order (up to one factor), as many in every unit. The sum of g^T g over all outputs is then c I."""
     f, found = run.f, set[str]()
     vector = torch.zeros_like(f)
     vector[0] = 1 + torch.rand(f[0].shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(f)
