@@ -213,6 +213,35 @@ def test_an_interrupt_of_close_leaves_no_run_locked(tmp_path: Path, who: str, st
     assert event > 50
 
 
+def test_a_writer_that_nobody_can_reach_leaves_no_run_locked(tmp_path: Path) -> None:
+    """An interrupt of the constructor of an Observer may leave one, in a cycle of references."""
+    watch = richter.Observer(mlp(), probe(), run=tmp_path, **OPTIONS)
+    with pytest.raises(RichterError, match="this process is already writing the run"):
+        richter.runs.create(tmp_path, resume=True)
+    assert watch.writer.observer is watch
+    del watch
+    richter.runs.create(tmp_path, resume=True).finish()
+
+
+def test_an_interrupt_of_a_reader_that_closes_leaves_no_closed_connection(tmp_path: Path) -> None:
+    with richter.runs.create(tmp_path) as writer:
+        writer.scalars(0, loss=1.0)
+    run = richter.runs.load(tmp_path)
+
+    class Interrupted:
+        def __init__(self, connection: Any) -> None:
+            self.connection = connection
+
+        def close(self) -> None:
+            self.connection.close()
+            raise KeyboardInterrupt
+
+    run._database._connection = Interrupted(run._database._connection)
+    with pytest.raises(KeyboardInterrupt):
+        run.close()
+    assert run.scalar("loss").value.tolist() == [1.0]
+
+
 @pytest.mark.parametrize("take", [copy.deepcopy, copy.copy, pickle.dumps])
 def test_an_observer_and_a_writer_are_not_copied(tmp_path: Path, take: Callable[[Any], Any]) -> None:
     watch = richter.Observer(mlp(), probe(), run=tmp_path, **OPTIONS)

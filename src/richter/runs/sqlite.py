@@ -453,9 +453,9 @@ class RunReader:
 
     def close(self) -> None:
         with self._guard:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+            connection, self._connection = self._connection, None  # first: an interrupt may come when it is closed already
+            if connection is not None:
+                connection.close()
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -57,6 +58,9 @@ def create(path: str | os.PathLike[str], settings: Any = None, *, seeds: Mapping
         folder.mkdir(parents=True, exist_ok=True)
         here = identity(os.stat(folder))
         held = lock.take(regular(folder / LOCK))
+        if held is None and folder.resolve() in _open:  # an interrupt may have left a writer that nobody can reach
+            gc.collect()
+            held = lock.take(regular(folder / LOCK))
     if held is None and folder.resolve() in _open:
         raise StoreError(f"this process is already writing the run {folder}. Close the earlier Observer or writer first "
                          f"(watch.close()), then go on with resume=True.")
