@@ -17,7 +17,7 @@ from richter.core import SelectionError
 from richter.models import GPT, mlp
 
 with install_import_hook("richter.controls", "checker.typechecked"):
-    from richter.controls import Richness, richness
+    from richter.controls import Scales, richness
 
 x = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
 y = torch.randn(12, 3, generator=torch.Generator().manual_seed(1))
@@ -48,7 +48,7 @@ def same(a: nn.Module, b: nn.Module) -> bool:
 
 
 def test_neutral_knobs_change_nothing() -> None:
-    model, knobs = net(), Richness()
+    model, knobs = net(), Scales()
     assert knobs.model(model) is model
     assert knobs.targets(y) is y
     assert same(trained(knobs.model(model), knobs.targets(y)), trained(net(), y))
@@ -65,7 +65,7 @@ def test_neutral_knobs_change_nothing() -> None:
 
 @pytest.mark.parametrize("scale", [0.1, 5.0])
 def test_weights(scale: float) -> None:
-    model = Richness(weight=scale).model(noisy())
+    model = Scales(weight=scale).model(noisy())
     for (name, p), (_, q) in zip(model.named_parameters(), noisy().named_parameters(), strict=True):
         torch.testing.assert_close(p, q * scale if name in ("0.weight", "4.weight") else q)
     some = richness.scale_weights_(net(), {"*": scale, "2": 3.0})
@@ -79,10 +79,10 @@ def test_weights(scale: float) -> None:
 
 
 def test_inputs_outputs_and_targets() -> None:
-    model = Richness(input=0.5, output=3.0).model(net())
+    model = Scales(input=0.5, output=3.0).model(net())
     torch.testing.assert_close(model(x), 3 * net()(0.5 * x))
     assert "input=0.5, output=3" in repr(model)
-    torch.testing.assert_close(Richness(target=4.0).targets(y), 4 * y)
+    torch.testing.assert_close(Scales(target=4.0).targets(y), 4 * y)
     assert set(model.state_dict()) == {f"model.{k}" for k in net().state_dict()}
     ids = torch.tensor([[1, 2, 3]])
     gpt = GPT(vocabulary=5, context=3, d=8, depth=1, heads=2)
@@ -90,12 +90,12 @@ def test_inputs_outputs_and_targets() -> None:
     with pytest.raises(SelectionError, match=r"the first input is of torch.int64, and has no scale. Token ids are scaled where"):
         richness.Scaled(gpt, input=2.0)(ids)
     with pytest.raises(SelectionError, match=r"class ids cannot be scaled. Give targets of a squared loss"):
-        Richness(target=2.0).targets(torch.tensor([0, 1]))
+        Scales(target=2.0).targets(torch.tensor([0, 1]))
 
 
 def test_output_scale_and_target_scale_are_one_knob() -> None:
     """alpha f trained on alpha y at the rate lr / alpha^2 is f trained on y: only their ratio matters for a squared loss."""
-    a = trained(Richness(output=2.0, target=2.0).model(net()), Richness(target=2.0).targets(y), lr=0.1 / 4)
+    a = trained(Scales(output=2.0, target=2.0).model(net()), Scales(target=2.0).targets(y), lr=0.1 / 4)
     b = trained(net(), y, lr=0.1)
     torch.testing.assert_close(a(x), 2 * b(x), rtol=1e-4, atol=1e-5)
 
@@ -103,7 +103,7 @@ def test_output_scale_and_target_scale_are_one_knob() -> None:
 @pytest.mark.parametrize("make", [net, noisy])
 @pytest.mark.parametrize("training", [True, False])
 def test_a_function_that_starts_at_zero(make: Any, training: bool) -> None:
-    model = Richness(zero=True).model(make()).train(training)
+    model = Scales(zero=True).model(make()).train(training)
     assert torch.equal(model(x), torch.zeros(12, 3))  # also with dropout and batch statistics
     plain = make()
     start = copy.deepcopy(plain)
@@ -127,7 +127,7 @@ def test_the_copy_does_not_change_what_the_model_draws() -> None:
 
 
 def test_a_run_is_resumed_bit_for_bit() -> None:
-    knobs = Richness(weight=2.0, output=0.5, zero=True)
+    knobs = Scales(weight=2.0, output=0.5, zero=True)
     whole = trained(knobs.model(net()), y, 8)
     half = trained(knobs.model(net()), y, 4)
     file = io.BytesIO()
@@ -158,7 +158,7 @@ def test_only_the_last_layer_is_trained() -> None:
 
 def test_what_is_wrapped_can_be_measured() -> None:
     probe = richter.Probe(x, y)
-    model = trained(Richness(output=0.5, zero=True).model(net()), y)
+    model = trained(Scales(output=0.5, zero=True).model(net()), y)
     snap = richter.measure(model, probe, ["nfc", "function_change"], initial=model.state_dict())
     plain = richter.measure(model.model.model, probe, ["nfc"])
     assert abs(snap.value("nfc", "model.model.0") - plain.value("nfc", "0")) < 1e-5  # a scale and an offset change no correlation
@@ -167,8 +167,8 @@ def test_what_is_wrapped_can_be_measured() -> None:
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf, True, "2"])
 def test_scales_are_positive(wrong: Any) -> None:
-    for make in (lambda: Richness(weight=wrong), lambda: Richness(target=wrong), lambda: Richness(input=wrong),
-                 lambda: Richness(output=wrong), lambda: richness.Scaled(net(), wrong),
+    for make in (lambda: Scales(weight=wrong), lambda: Scales(target=wrong), lambda: Scales(input=wrong),
+                 lambda: Scales(output=wrong), lambda: richness.Scaled(net(), wrong),
                  lambda: richness.Scaled(net(), 1.0, wrong),
                  lambda: richness.scale_weights_(net(), wrong), lambda: richness.scale_weights_(net(), {"0": wrong})):
         with pytest.raises((SelectionError, TypeError), match=r"a finite number above 0 is needed; 1 changes nothing|type"):

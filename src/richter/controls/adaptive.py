@@ -14,7 +14,7 @@ from richter.controls.groups import owner
 from richter.controls.slo import SLO
 from richter.core import SelectionError, matches, unknown
 
-Richness = Callable[[], Mapping[str, float]]  # returns {layer: its richness now}, e.g. its nfc
+LayerRichness = Callable[[], Mapping[str, float]]  # returns the richness of each layer now, by name, e.g. its nfc
 
 
 class AdaptiveSLO(SLO):
@@ -30,7 +30,7 @@ class AdaptiveSLO(SLO):
     Everything else is as in ``SLO``; a copy of this optimiser shares ``richness``.
     """
 
-    def __init__(self, params: Iterable[dict[str, Any]], lr: float, richness: Richness, *, s: float = 20.0, every: int = 1,
+    def __init__(self, params: Iterable[dict[str, Any]], lr: float, richness: LayerRichness, *, s: float = 20.0, every: int = 1,
                  exclude: str | Sequence[str] = (), eps: float = 0.01, base: Base | None = None, weight_decay: float = 0.0,
                  maximize: bool = False, foreach: bool = True) -> None:
         if not callable(richness):

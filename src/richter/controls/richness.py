@@ -1,13 +1,13 @@
 """Knobs that make training lazier or richer, for any model: scales of weights, targets, inputs and outputs, an initial function
 of zero, and training of the last layer alone.  [layerwise, Sec. 6.3.1, Table 6.1]
 
-    knobs = Richness(weight=5.0, target=3.0)                        # grokking: a lazy start
+    knobs = Scales(weight=5.0, target=3.0)                          # grokking: a lazy start
     model, y = knobs.model(model), knobs.targets(y)
-    knobs = Richness(target=1 / 100, zero=True)                     # lazy: small targets, from a zero function
+    knobs = Scales(target=1 / 100, zero=True)                       # lazy: small targets, from a zero function
     with last_layer_only(model) as parameters:                      # a linear model on fixed features
         optimiser = torch.optim.SGD(parameters, lr=0.1)
 
-Each knob is also a separate function or module (``scale_weights_``, ``Scaled``, ``FromZero``, ``last_layer_only``); ``Richness``
+Each knob is also a separate function or module (``scale_weights_``, ``Scaled``, ``FromZero``, ``last_layer_only``); ``Scales``
 combines several. A knob at its neutral position leaves the model unchanged, bit for bit.
 """
 
@@ -31,8 +31,8 @@ from richter.core.modules import unwrap
 
 
 @dataclass(frozen=True)
-class Richness:
-    """Settings of the knobs; the default changes nothing.
+class Scales:
+    """Scales of weights, targets, inputs and outputs, which decide how rich a training is; the default changes nothing.
 
     | knob | richer when | in a scalar linear network (``theory.scalar_network``) |
     |---|---|---|
@@ -51,7 +51,7 @@ class Richness:
 
     def __post_init__(self) -> None:
         for name in ("weight", "target", "input", "output"):
-            _positive(getattr(self, name), f"Richness: {name}")
+            _positive(getattr(self, name), f"Scales: {name}")
 
     def model(self, model: nn.Module) -> nn.Module:
         """Scale the model's weights in place, and wrap the model in modules for the other knobs that are set; otherwise the same
@@ -66,7 +66,7 @@ class Richness:
         if self.target == 1:
             return y
         if not y.is_floating_point():
-            raise SelectionError(f"Richness(target={self.target:g}): y is of {y.dtype}, and class ids cannot be scaled. Give "
+            raise SelectionError(f"Scales(target={self.target:g}): y is of {y.dtype}, and class ids cannot be scaled. Give "
                                  f"targets of a squared loss, e.g. torch.nn.functional.one_hot(y).float().")
         return y * self.target
 

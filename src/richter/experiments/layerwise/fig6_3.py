@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from richter.controls import Richness
+from richter.controls import Scales
 from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.experiments.layerwise.common import (
     SgdRecipe,
@@ -78,7 +78,7 @@ def work(t: Task[LayerwiseFig6_3Settings], run: Writer) -> Mapping[str, ArrayLik
     data = mnist(s.random_n if random else s.n, 1000, seed=t.seed, flat=True)
     labels = shuffled(data.y, t.seed) if random else data.y
     plain = mlp([784, s.width, s.width, s.width, 10], seed=t.seed)
-    knobs = Richness(target=1 / s.alpha, zero=True) if t.kind == "lazy" else Richness()
+    knobs = Scales(target=1 / s.alpha, zero=True) if t.kind == "lazy" else Scales()
     model, y, y_test = knobs.model(plain), indicators(labels), indicators(data.y_test)
     first, at_first = features_and_outputs(plain, data.x_test)
     start = analyse(first, y_test, at_first)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
-from richter.controls import Richness
+from richter.controls import Scales
 from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
 from richter.experiments.layerwise.common import legend_outside, seeds_note
 from richter.experiments.training import accuracy, epochs
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 Name = Literal["a", "b", "c", "d", "e"]
-TABLE: dict[Name, tuple[str, Richness]] = {  # Table 6.1
-    "a": ("default", Richness(weight=5.0, target=3.0)),
-    "b": ("weight downscaling", Richness(weight=1.0, target=3.0)),
-    "c": ("target upscaling", Richness(weight=5.0, target=30.0)),
-    "d": ("input downscaling", Richness(weight=5.0, target=3.0, input=0.01)),
-    "e": ("output downscaling", Richness(weight=5.0, target=3.0, output=0.1))}
+TABLE: dict[Name, tuple[str, Scales]] = {  # Table 6.1
+    "a": ("default", Scales(weight=5.0, target=3.0)),
+    "b": ("weight downscaling", Scales(weight=1.0, target=3.0)),
+    "c": ("target upscaling", Scales(weight=5.0, target=30.0)),
+    "d": ("input downscaling", Scales(weight=5.0, target=3.0, input=0.01)),
+    "e": ("output downscaling", Scales(weight=5.0, target=3.0, output=0.1))}
 KNOBS: tuple[Name, ...] = ("b", "c", "d", "e")
 SOLVED = 0.99  # of the training accuracy
 
