@@ -459,24 +459,14 @@ class OfPair(Derived):
     """A pair of a factor and a moment."""
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        known = frozenset() if self.needs[1] is PTK_CHANGE else subject.survey.direct
-        return _OfPair(self, needs, known)
+        direct = subject.survey.direct
+        if not direct or cotangents.exact or self.needs[1] is PTK_CHANGE:
+            return _OfPair(self, needs)
+        return _OfDirectPair(self, needs, direct)
 
 
 class _OfPair(DerivedGathering):
-    """``known``: maps whose moment is c I over all outputs. Random outputs only estimate that, so there it takes their place."""
-
-    def __init__(self, statistic: OfPair, needs: tuple[Gathering, ...], known: frozenset[str]) -> None:
-        super().__init__(statistic, needs)
-        self.known = known
-
-    def value(self, place: str, without: Group | None = None) -> Any:
-        pair = super().value(place, without)
-        return pair if place not in self.known or not pair.sketched else pair.isotropic()
-
     def leaving(self, place: str, kind: str) -> Sequence[Any]:
-        if place in self.known and (pair := super().value(place)).sketched:
-            return [pair.isotropic()] * self.groups[kind]
         factor, left = self.needs[0].value(place), self.needs[1].leaving(place, kind)
         parts = left.parts  # type: ignore[attr-defined]
         each = factor.with_each_moved if kind == WITHIN else factor.without_each
@@ -486,6 +476,23 @@ class _OfPair(DerivedGathering):
         finite(sum(abs(inner) + size for inner, size in sizes))
         whole = Inner(*np.array(sizes).T)
         return Stack(whole, len(sizes), lambda g: Pair(factor, partial(left.__getitem__, g), sizes[g]))
+
+
+class _OfDirectPair(_OfPair):
+    """``direct``: maps whose moment is c I over all outputs. Random outputs only estimate that, so there it takes their place."""
+
+    def __init__(self, statistic: OfPair, needs: tuple[Gathering, ...], direct: frozenset[str]) -> None:
+        super().__init__(statistic, needs)
+        self.direct = direct
+
+    def value(self, place: str, without: Group | None = None) -> Any:
+        pair = super().value(place, without)
+        return pair if place not in self.direct or not pair.sketched else pair.isotropic()
+
+    def leaving(self, place: str, kind: str) -> Sequence[Any]:
+        if place in self.direct and (pair := super().value(place)).sketched:
+            return [pair.isotropic()] * self.groups[kind]
+        return super().leaving(place, kind)
 
 
 NFM_AND_AGOP = OfPair("nfm_and_agop", Pair, (WEIGHT, PROJECTED_PTK_COVARIANCE))
