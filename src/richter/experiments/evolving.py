@@ -39,6 +39,7 @@ class EvolvingNetwork:
 
     @classmethod
     def drawn(cls, x: Float[Tensor, "n d"], widths: Sequence[int], sigma: float, seed: int, relu: bool = True) -> EvolvingNetwork:
+        """Make a network with random weights of standard deviation sigma on inputs x."""
         draw = torch.Generator().manual_seed(seed)
         shapes = list(zip(widths[1:], [x.shape[1], *widths[1:-1]], strict=True))
         W = [sigma * torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]

@@ -89,6 +89,7 @@ class EveryOutput(Cotangents):
     looks = False
 
     def chosen(self, given: Cotangents | None, outputs: int, use: Use) -> Cotangents:
+        """Return the given cotangents; by default all outputs, or random combinations of them if there are many."""
         if given is not None:
             return given
         return random_outputs(SKETCH) if outputs > MOST[use] else self
@@ -98,11 +99,13 @@ class EveryOutput(Cotangents):
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
+        """Standard basis of the output space, the same for each example."""
         n, k = f.shape
         return torch.eye(k, dtype=f.dtype, device=f.device)[:, None].expand(k, n, k)[block]
 
     def labels(self, Y: Float[Tensor, "n k"], keep: Tensor | None,
                V: Callable[[], Float[Tensor, "v n k"]]) -> tuple[Float[Tensor, "n v"], Tensor | None]:
+        """Return labels and mask unchanged."""
         return Y, keep
 
 
@@ -121,6 +124,7 @@ class SomeOutputs(Cotangents):
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
+        """Basis vectors of the picked outputs, the same for each example."""
         V = torch.zeros(len(self.picked), f.shape[1], dtype=f.dtype, device=f.device)
         V[torch.arange(len(self.picked)), torch.tensor(self.picked, device=f.device)] = 1
         return V[:, None].expand(-1, len(f), -1)[block]
@@ -139,6 +143,7 @@ class RandomOutputs(Cotangents):
         return f"{self.v} random outputs of {outputs}"
 
     def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
+        """Number of random combinations; fewer for means over examples."""
         return math.ceil(self.v / NEIGHBOURS) if use == "mean" else self.v
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
@@ -155,6 +160,7 @@ class RandomOutputs(Cotangents):
 
     @property
     def vectors(self) -> int:
+        """Number of random vectors in a sketch of the tangent kernel."""
         return max(4, self.v // 2)
 
     def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
@@ -190,12 +196,15 @@ class LossGradient(Cotangents):
     gradient: Float[Tensor, "n k"] | None = field(default=None, compare=False, repr=False)  # filled in, it is still the same
 
     def chosen(self, given: Cotangents | None, outputs: int, use: Use) -> Cotangents:
+        """Return these cotangents, whatever others were given."""
         return self  # the loss is not a choice among outputs
 
     def lacking(self, subject: Any) -> str:
+        """Reason why there is no loss; empty if there is one."""
         return "" if subject.objective is not None else "the probe has no labels"
 
     def prepare(self, subject: Any) -> Cotangents:
+        """Return a copy with the gradient of the subject's loss."""
         return replace(self, gradient=subject.loss_gradient)
 
     def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
@@ -203,6 +212,7 @@ class LossGradient(Cotangents):
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
+        """Gradient of the loss with respect to the outputs of each example."""
         if self.gradient is None:
             raise SelectionError("loss_gradient stands for the loss of a probe, and is known to richter.measure and to Observers "
                                  "alone: richter.measure(model, richter.Probe(x, y, loss=...), cotangents=loss_gradient).")
@@ -222,13 +232,16 @@ class OfFunction(Cotangents):
         return f"OfFunction({self.label(0)})"
 
     def label(self, outputs: int) -> str:
+        """Name of the user's function."""
         return getattr(self.function, "__name__", "custom cotangents")
 
     def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
+        """Number of cotangents that the user's function returns."""
         return len(self.function(torch.zeros(1, outputs), Y))
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
+        """Cotangents that the user's function returns for these outputs and labels."""
         return self.function(f, Y)[block]
 
 

@@ -81,6 +81,7 @@ class MeasurePlan:
 
     @property
     def place(self) -> str:
+        """Kind of place that has a value of this measure: a map, a module or the whole model."""
         place = place_of(self.measure.needs)
         return "map" if place == "any" else place
 
@@ -95,6 +96,7 @@ class Stage:
     families: tuple[tuple[list[str], list[MeasurePlan]], ...]  # places, and the measures that are evaluated together there
 
     def subject(self, whole: Subject) -> Subject:
+        """Subject of this stage: the whole one, or only some of its maps."""
         return whole if self.maps is None else whole.narrowed(self.maps)
 
 
@@ -152,6 +154,7 @@ def _stages(subject: Subject, plans: Sequence[MeasurePlan]) -> tuple[Stage, ...]
 
 
 def _keys(plans: Iterable[MeasurePlan]) -> list[Key]:
+    """(statistic, cotangents) pairs of some plans, in order."""
     return [key for p in plans for key in p.keys]
 
 
@@ -235,12 +238,14 @@ class Evaluation:
     _rounded: tuple[list[str], Noise] | None = None  # of these faint maps
 
     def rows(self) -> list[Row]:
+        """Rows of all measures and places, in the order of the plan."""
         rows = [row for stage in self.plan.stages for row in self._stage(stage)]
         self._remark()
         rank = {name: i for i, name in enumerate(self.plan.order)}
         return sorted(rows, key=lambda r: rank[r.layer, r.measure])
 
     def _stage(self, stage: Stage) -> list[Row]:
+        """Gather the statistics of one stage, and return the rows of its measures."""
         subject = stage.subject(self.subject)
         statistics = gather(subject, stage.wants, stage.due)
         rows: list[Row] = []
@@ -455,6 +460,7 @@ class Cost:
 
     @property
     def measure(self) -> str:
+        """First of the measures that share this cost."""
         return self.measures[0]
 
     def __str__(self) -> str:
@@ -478,6 +484,7 @@ class CostPlan:
 
     @property
     def passes(self) -> float:
+        """Total cost in forward-backward passes of the probe."""
         return sum(step.passes for step in self.steps)
 
     @property
@@ -487,6 +494,7 @@ class CostPlan:
 
     @property
     def seconds(self) -> float:
+        """Total cost in seconds."""
         return self.passes * self.pass_seconds
 
     def __str__(self) -> str:

@@ -127,6 +127,7 @@ class Reader:
             yield here, self._features(to_device(select(self.subject.x, here), self.subject.device), here)
 
     def _pass(self, x: Any, seed: int) -> Pass:
+        """Run the network on some inputs, and check its calls and outputs."""
         network = replace(self.subject.network, state=self.state)
         run = passed(network, x, seed, None)
         check_calls(network, x, run.calls)
@@ -155,6 +156,7 @@ class Reader:
         return features
 
     def _rows(self, h: Float[Tensor, "n s d"], keep: Tensor | None) -> Float[Tensor, "m p"]:
+        """Features of some examples (or of their tokens) as rows, without masked positions."""
         h = h.detach().to(self.subject.home, torch.float64)
         if self.tokens:
             return h.flatten(0, 1) if keep is None else h[keep.to(h.device).bool()]
@@ -214,6 +216,7 @@ class Keepsakes:
         return arrays
 
     def _amend(self, doubt: Doubt) -> None:
+        """Amend the survey after a doubt; raise it if there is no reader yet."""
         if self._reader is None:
             raise doubt
         self._reader.amend(doubt)
@@ -233,6 +236,7 @@ class Keepsakes:
         return dict(zip(reader.names, grams(reader, size), strict=True))
 
     def _made(self) -> Reader:
+        """Make the reader of the examples whose features are kept."""
         mask = None if self.whole.mask is None else self.whole.mask[self.rows]
         x = select(self.whole.inputs(self.dtype), self.rows)
         probe = Probe(x, None, mask=mask, chunk=self.whole.chunk)

@@ -61,10 +61,12 @@ class Snapshot:
 
     @property
     def layers(self) -> list[str]:
+        """Names of the layers, in measuring order."""
         return list(dict.fromkeys(r.layer for r in self.rows))
 
     @property
     def measures(self) -> list[str]:
+        """Names of the measures, in measuring order."""
         return list(dict.fromkeys(r.measure for r in self.rows))
 
     def get(self, measure: str, layer: str = WHOLE) -> Row | None:
@@ -72,6 +74,7 @@ class Snapshot:
         return next((r for r in self.rows if r.measure == measure and r.layer == layer), None)
 
     def row(self, measure: str, layer: str = WHOLE) -> Row:
+        """Return one row; raise an error that lists the existing ones if there is none."""
         if (row := self.get(measure, layer)) is not None:
             return row
         raise unknown_row("this snapshot", measure, layer, ((r.measure, r.layer) for r in self.rows))
@@ -99,6 +102,7 @@ class Snapshot:
         return self.row(measure, layer).error
 
     def note(self, measure: str, layer: str = WHOLE) -> str:
+        """Note of one number."""
         return self.row(measure, layer).note
 
     @property
@@ -128,6 +132,7 @@ class Snapshot:
         return "\n".join([*lines, *(f"{k}: {text}" for k, text in self.notes.items())])
 
     def _repr_html_(self) -> str:
+        """Table for notebooks."""
         return self.frame[self.measures].to_html(float_format=lambda v: f"{v:.3f}", na_rep="", escape=True)
 
 

@@ -152,6 +152,7 @@ class Share(NamedTuple):
     ranks: int = 1
 
     def has(self, chunk: int) -> bool:
+        """Return whether this process has this chunk."""
         return chunk % self.ranks == self.rank
 
 
@@ -183,6 +184,7 @@ class Chunk:
 
     @property
     def n(self) -> int:
+        """Number of examples."""
         return self.rows.stop - self.rows.start
 
     @cached_property
@@ -237,6 +239,7 @@ class Chunk:
 
     @cached_property
     def V(self) -> Tensor:
+        """Cotangents of the chunk's examples, [v, n, k]."""
         assert self.cotangents is not None
         return self.cotangents(self.f, self.rows)
 
@@ -409,6 +412,7 @@ class Chunk:
 
     @property
     def _vectorisable(self) -> bool:
+        """Return whether several cotangents can go through one backward pass of ``torch.func.vmap``."""
         survey = self.network.survey
         return survey.vectorised and self.n > 1 and self.vectorised != 1 and not (
             survey.drawn or survey.anew or survey.differentiates or survey.accumulates)
@@ -450,11 +454,13 @@ class Chunk:
             return None
 
     def _capture(self, name: str, g: Tensor, reads: bool) -> LayerCapture:
+        """Capture of a map from its backward signals; with ``reads`` its inputs too."""
         first = self.run.calls[self._calls[name][0][0]]
         return LayerCapture(first.map.kind, first.map.matrix(first.module, first.weight.detach()),
                             self.reads(name) if reads else self.f[:, :0], g, f=self.f)
 
     def _whole(self, block: slice) -> dict[str, LayerCapture]:
+        """Captures of all maps for a block of cotangents."""
         captures = self.ask(self.V[block], more=block.stop < len(self.V))
         return {k: ready(c, self.network.wide) for k, c in captures.items()}
 
@@ -476,6 +482,7 @@ def beside(parts: Sequence[Mapping[str, LayerCapture]]) -> dict[str, LayerCaptur
 
 
 def _after_one_another(captures: Sequence[LayerCapture | None]) -> LayerCapture:
+    """Concatenate captures along the positions, and pad examples with fewer positions."""
     known = [c for c in captures if c is not None]
     longest = max(known, key=lambda c: c.g.shape[2])
     silent = replace(longest, h=longest.h[:1], g=longest.g[:, :1], f=None)
@@ -493,6 +500,7 @@ def _after_one_another(captures: Sequence[LayerCapture | None]) -> LayerCapture:
 
 
 def steps(n: int, size: int) -> list[slice]:
+    """Slices of ``size`` that cover n; the last one may be shorter."""
     return [slice(i, min(i + size, n)) for i in range(0, n, size)]
 
 
@@ -535,6 +543,7 @@ def pairs(network: Network, x: Inputs, x2: Inputs | None, size: int, *, maps: Se
 
 
 def _bar(title: str, total: int) -> AbstractContextManager[Any]:
+    """Progress bar with a title; without a title, one that shows nothing."""
     return progress(title=title, total=total) if title else nullcontext(_NoBar())
 
 

@@ -133,6 +133,7 @@ def _tokens(whole: Seen, cut: Seen, T: int, t: int) -> Tensor | None:
 
 
 def _of_call(whole: Seen, cut: Seen, i: int, T: int, t: int) -> Tensor | None:
+    """Token of each position of a call, found by comparing it with a run on fewer tokens."""
     c, d = whole.calls[i].shape, cut.calls[i].shape
     if c == d:
         return torch.full((whole.read(i).shape[1], 1), EVERYWHERE, device=whole.calls[i].weight.device)
@@ -166,6 +167,7 @@ def _steps(whole: Seen, cut: Seen, T: int, t: int) -> Tensor | None:
 
 
 def _agree(h: Tensor, other: Tensor) -> bool:
+    """Return whether two inputs of a layer are equal up to rounding."""
     if h.shape != other.shape or not h.is_floating_point():
         return torch.equal(h, other)
     return bool((h - other).norm() <= 10 * tolerance(h.dtype) * h.norm())
@@ -174,6 +176,7 @@ def _agree(h: Tensor, other: Tensor) -> bool:
 # -------------------------------------------------------------------------------------------------------------- inputs
 
 def _parts(x: Inputs) -> dict[Any, Tensor]:
+    """Parts of a model's input by key or place."""
     return x if isinstance(x, dict) else dict(enumerate(x)) if isinstance(x, (tuple, list)) else {0: x}
 
 
@@ -300,10 +303,12 @@ class Look:
         return self._irregular() if several else Positions()
 
     def _irregular(self) -> Positions:
+        """Result for positions that are not the tokens of the mask: all of them count."""
         return Positions(note=f"its positions are not the {self.T} tokens of the mask one by one, so all of them count, masked "
                               f"ones too")
 
     def _undecided(self) -> Positions:
+        """Refusal for positions that cannot be matched with tokens of the mask."""
         return Positions(refused=(
             f"its positions are a multiple of the {self.T} tokens of the mask, and whether they are those tokens, and which is "
             f"which, cannot be told: the model takes no fewer tokens, or too much else changes with them. Masked positions must "

@@ -51,6 +51,7 @@ class Size:
 
     @property
     def p(self) -> int:
+        """Number of weights per position that a gradient has."""
         return self.d_out * (1 if self.kind == "diagonal" else self.d_in // self.groups)
 
 
@@ -62,6 +63,7 @@ def widths(kind: str, shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def size_of_map(info: MapInfo, n: int, m: int, v: int, same: bool) -> Size:
+    """Sizes of the contraction of one map for n and m examples and v cotangents."""
     s = positions(info)
     return Size(info.kind, n, m, s, s, v, *widths(info.kind, info.shape), same)
 
@@ -102,6 +104,7 @@ def _product_numbers(z: Size, outputs: Form) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def cheapest(z: Size, outputs: Form) -> Way:
+    """Return the way to contract with the fewest operations."""
     found = costs(z, outputs)
     short = SHORT if outputs == "full" and z.s * z.t > 1 else 1
     return min(found, key=lambda way: found[way][0] * (short if way == "pairs" else 1))
@@ -345,6 +348,7 @@ def multiples(g: Tensor, base: Tensor) -> Tensor | None:
 
 
 def are_multiples(g: Tensor, c: Tensor, base: Tensor) -> bool:
+    """Return whether each signal g[k] is c[k] times a common base, up to rounding."""
     return all((k - ck * base).norm() <= 16 * torch.finfo(g.dtype).eps * k.norm() for k, ck in zip(g, c, strict=True))
 
 
@@ -432,6 +436,7 @@ class Sum:
         return True
 
     def _close_pooled(self) -> None:
+        """Add the pooled signals, which are multiples of each other, as one gradient."""
         if self.pooled is not None:
             first, second, weights = self.pooled
             self.pooled = None
@@ -439,6 +444,7 @@ class Sum:
             self._add_gradients(a, a if second is first else replace(second, g=second.g * weights.sqrt()))
 
     def _add_gradients(self, a: LayerCapture, b: LayerCapture) -> None:
+        """Add the kernel of two captures by per-example gradients of weight and bias."""
         if self.weight and self.outputs == "diagonal":  # each output is a trace of its own: larger tiles
             for k, K in enumerate(self.K):
                 left = replace(a, g=a.g[k:k + 1])
@@ -450,6 +456,7 @@ class Sum:
             add_products(self.K, A, A if b is a else bias_gradients(b), self.outputs, b is a, self.room)
 
     def _add_pairs(self, a: LayerCapture, b: LayerCapture) -> None:
+        """Add the products of signals of all pairs of positions; inputs are multiplied at the end."""
         shape = (a.g.shape[1] * a.g.shape[2], b.g.shape[1] * b.g.shape[2])
         if self.S is not None and self.S.shape[-2:] != shape:  # positions that were silent so far have gradients
             self.close()
@@ -460,6 +467,7 @@ class Sum:
         add_signal_products(self.S, a, b)
 
     def close(self) -> None:
+        """Add what is still pooled or summed up by pairs to the kernel."""
         self._close_pooled()
         if self.S is not None and self.ends is not None:
             add_pairs(self.K, self.S, *self.ends, self.weight, self.bias)
@@ -641,6 +649,7 @@ class Job:
 
     @property
     def maps(self) -> list[str]:
+        """Names of the maps."""
         return list(dict.fromkeys(k for u in self.units for k in u.maps))
 
     @property
@@ -650,6 +659,7 @@ class Job:
 
     @property
     def modules(self) -> list[str]:
+        """Names of the modules."""
         return list(dict.fromkeys(u.module for u in self.units))
 
     @property
@@ -694,6 +704,7 @@ class Job:
         return (self.v, more) if together else (1, 0)
 
     def _line(self, u: Unit) -> Line:
+        """Cost and way of contraction of one unit."""
         name, maps = u.parameter or u.maps[0], self.network.survey.maps
         v2 = self.v * self.v if self.outputs == "full" else self.v
         if u.parameter:
@@ -775,8 +786,10 @@ class KernelBlock:
                 self._add_gradients(u, a[u.parameter], b[u.parameter])
 
     def _add_gradients(self, u: Unit, A: Tensor, B: Tensor) -> None:
+        """Add the products of two sets of per-example gradients."""
         add_products(self.out[u.module], A, B, self.job.outputs, A is B, self.room)
 
     def close(self) -> None:
+        """Finish the sums of all units."""
         for s in self.sums.values():
             s.close()

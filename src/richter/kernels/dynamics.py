@@ -62,6 +62,7 @@ def kernel_gradient_descent(K: ArrayLike, y: ArrayLike, lr: float, steps: int, f
 
 
 def _descended(modes: Modes, lr: float, times: list[int]) -> Descent:
+    """Gradient descent after these numbers of steps, mode by mode."""
     rate = lr * modes.values
     # exp(t log|1 - lr lambda|) keeps the digits of a small lr lambda over many steps; beyond 1 the sign alternates
     log = torch.where(rate < 1, torch.log1p(-rate.clamp(max=1)), torch.log1p((rate - 2).clamp(min=-1))).clamp(min=-1e6)
@@ -83,6 +84,7 @@ def kernel_gradient_flow(K: ArrayLike, y: ArrayLike, lr: float, times: Sequence[
 
 
 def _flowed(modes: Modes, lr: float, t: Float[Tensor, " t"]) -> Descent:
+    """Gradient flow at these times, mode by mode."""
     decay = torch.exp(-lr * t.to(modes.values.device)[:, None, None] * modes.values)
     return modes.descent(t.tolist(), decay, lr, "flow")
 
@@ -116,10 +118,12 @@ class Spectrum:
 
     @cached_property
     def b(self) -> ExponentInterval:
+        """Exponent of the eigenvalues' decay, with its interval."""
         return power_law_interval(self.eigenvalues)
 
     @cached_property
     def a(self) -> ExponentInterval:
+        """Exponent of the target's power in the tail, with its interval."""
         v = to_tensor(self.power, "power")
         v = (v[:, None] if v.dim() == 1 else v).T
         tail = v.flip(1).cumsum(1).flip(1)
@@ -296,6 +300,7 @@ class Modes:
 
     @property
     def largest(self) -> float:
+        """Largest eigenvalue."""
         return self.values.max().item()
 
     def as_labels(self, parts: Float[Tensor, "t b m c"]) -> Tensor:
@@ -308,6 +313,7 @@ class Modes:
 
     def descent(self, times: Sequence[float], decay: Float[Tensor, "t b m"], lr: float,
                 kind: Literal["descent", "flow"]) -> Descent:
+        """Residuals and losses from the decay of each mode."""
         loss = torch.einsum("tbm,bm->t", decay.square(), self.start.square().sum(2))
         dtype = torch.int64 if kind == "descent" else torch.float64
         at = torch.tensor(times, dtype=dtype, device=decay.device)
@@ -315,6 +321,7 @@ class Modes:
 
 
 def _labels(y: ArrayLike, K: Tensor, name: str = "y") -> Float[Tensor, "n k"]:
+    """Labels as a matrix [n, k] on the kernel's device."""
     t = to_tensor(y, name).to(K.device)
     t = t[:, None] if t.dim() == 1 else t
     if t.dim() != 2 or 0 in t.shape:
@@ -323,6 +330,7 @@ def _labels(y: ArrayLike, K: Tensor, name: str = "y") -> Float[Tensor, "n k"]:
 
 
 def _pair(K0: ArrayLike, K: ArrayLike) -> tuple[Tensor, Tensor]:
+    """Two kernels as tensors of equal shape, neither of them zero."""
     A = to_tensor(K0, "K0")
     B = to_tensor(K, "K").to(A.device)
     if A.shape != B.shape or A.dim() < 2:
@@ -335,6 +343,7 @@ def _pair(K0: ArrayLike, K: ArrayLike) -> tuple[Tensor, Tensor]:
 
 
 def _misfit(K: Tensor, y: Float[Tensor, "n k"]) -> str:
+    """Sentence about a kernel and labels of different shapes."""
     n, k = y.shape
     return (f"K has shape {tuple(K.shape)} and y is of {n} examples and {k} {'output' if k == 1 else 'outputs'}: they must be of "
             f"the same examples. For these labels K is [{n}, {n}] for all outputs, [{k}, {n}, {n}] for each, or "
@@ -342,11 +351,13 @@ def _misfit(K: Tensor, y: Float[Tensor, "n k"]) -> str:
 
 
 def _rate(lr: float) -> None:
+    """Raise an error unless the learning rate is positive."""
     if not (math.isfinite(lr) and lr > 0):
         raise SelectionError(f"lr={lr!r}: a rate above 0 is needed.")
 
 
 def _stable(lr: float, largest: float) -> None:
+    """Raise an error if the learning rate diverges on the largest eigenvalue."""
     _rate(lr)
     if lr * largest > 2 * (1 + 1e-12):
         raise SelectionError(f"lr={lr:g} is beyond stability: with the largest eigenvalue {largest:.6g} each step multiplies a "

@@ -123,6 +123,7 @@ def _determinant(c: Tensor, q1: Tensor, q2: Tensor) -> Tensor:
 
 def _kernel(x: ArrayLike, x2: ArrayLike | None, depth: int, activation: str | Dual, weight_var: float, bias_var: float,
             kind: Literal["ntk", "nngp"]) -> Array:
+    """Infinite-width kernel of the rows of x and x2, layer by layer; equal rows are computed once."""
     a = _inputs(to_tensor(x, "x"), "x")
     b = a if x2 is None else _inputs(to_tensor(x2, "x2"), "x2").to(a.device)
     if a.shape[1] != b.shape[1]:
@@ -141,6 +142,7 @@ def _kernel(x: ArrayLike, x2: ArrayLike | None, depth: int, activation: str | Du
 
 
 def _inputs(x: Tensor, name: str) -> Float[Tensor, "n d"]:
+    """Return inputs if they are rows [n, d]; otherwise raise an error."""
     if x.dim() != 2 or 0 in x.shape:
         raise SelectionError(f"{name} has shape {tuple(x.shape)}: a fully connected network reads rows [n, d], at least one, of "
                              f"at least one number. Flatten images, and write one input as x[None].")

@@ -88,6 +88,7 @@ def _check_unchanged(job: Job, chunk: Chunk) -> None:
 
 
 def _shape(job: Job, n: int, m: int) -> tuple[int, ...]:
+    """Shape of the kernel of n and m examples in the form of the job."""
     return {"trace": (n, m), "diagonal": (job.v, n, m), "full": (job.v, n, job.v, m)}[job.outputs]
 
 
@@ -191,6 +192,7 @@ def planned(job: Job, memory: int) -> tuple[Job, KernelPlan]:
 
 
 def _checked(model: nn.Module, x: Any, x2: Any, form: str) -> tuple[nn.Module, Inputs, Inputs | None]:
+    """Check the form and the model; return the unwrapped model and both inputs."""
     if form not in FORMS:
         raise SelectionError(f"form={form!r}: choose one of {', '.join(FORMS)}.")
     model = unwrap(model)
@@ -235,6 +237,7 @@ def _inputs(model: nn.Module, x: Any) -> Inputs:
 
 
 def _captured(model: nn.Module, x: Any, layer: str, output: Output | None, mode: str) -> LayerCapture:
+    """Capture of one layer on all examples."""
     model = unwrap(model)
     check_weights(model)
     x = _inputs(model, x)
@@ -243,6 +246,7 @@ def _captured(model: nn.Module, x: Any, layer: str, output: Output | None, mode:
 
 
 def _capture(job: Job, x: Inputs, layer: str) -> LayerCapture:
+    """Capture of one layer in a prepared job."""
     known = list(job.network.survey.batched)
     if layer not in known:
         raise SelectionError(f"layer {layer!r} is not one of the linear maps of this model: {', '.join(known)}.")

@@ -106,10 +106,12 @@ def _awakenings(X: Numbers, y: Numbers, threshold: float) -> tuple[Numbers, Numb
 
 
 def _half(r: Numbers) -> float:
+    """Mean squared residual over two."""
     return float(r @ r / (2 * len(r)))
 
 
 def _signed_least_squares(X: Numbers, y: Numbers, active: NDArray[np.bool_], signs: Numbers) -> Numbers:
+    """Least squares on the active coordinates, with the given signs of the coefficients."""
     from scipy.optimize import nnls
     beta = np.zeros(X.shape[1])
     beta[active] = signs[active] * nnls(X[:, active] * signs[active], y, maxiter=100 * X.shape[1])[0]
@@ -156,6 +158,7 @@ def simulate_diagonal(X: ArrayLike, y: ArrayLike, log_inverse: float, t: Times) 
 
 
 def _exp(a: Numbers) -> Numbers:
+    """Exponential of numbers capped at 300."""
     return np.exp(np.minimum(a, 300.0))  # the solver's trial steps go further and are rejected
 
 
@@ -340,10 +343,12 @@ def _linear_cases() -> list[tuple[Any, ...]]:
 
 
 def _attention_cases() -> list[tuple[Any, ...]]:
+    """Cases (singular values and sizes) on which theory and simulation of attention are compared."""
     return [(np.array([0.9, 0.7, 0.6]), 16, 4, 0.1), (np.array([1.0, 0.7]), 8, 4, 0.1)]
 
 
 def _modular_cases() -> list[tuple[Any, ...]]:
+    """Cases (target functions) on which theory and simulation of modular addition are compared."""
     angles = 2 * np.pi * np.arange(12) / 12
     return [(3 * np.cos(angles + 0.4) + 2 * np.cos(3 * angles) + np.cos(5 * angles - 1),),
             (np.cos(2 * angles) + 2 * np.cos(4 * angles),), (2.2 * np.cos(angles + 0.3) + np.cos(6 * angles),)]

@@ -174,6 +174,7 @@ def _outputs(neuron: Neuron, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _alternate(system: Neurons, tolerance: float, jumps: int | None, keep: bool, theta: Tensor, kind: ArrayLike) -> Learned:
+    """Alternate between growth of sleeping neurons and descent of the active ones, until the loss is small or jumps are over."""
     asleep = Asleep(system.start, torch.zeros_like(system.size))
     sleeping, active = torch.ones_like(system.size, dtype=torch.bool), torch.zeros_like(system.start)
     rests = torch.zeros_like(system.size)

@@ -63,10 +63,12 @@ class DeepModes(Staged):
 
     @property
     def _kind(self) -> ArrayLike:
+        """Array whose type results have."""
         return first_array(self.s, self.u0)
 
     @cached_property
     def _read(self) -> list[Tensor]:
+        """Targets and starts of the modes as tensors, checked."""
         whole(depth=self.depth)
         s, u0 = per_mode(s=self.s, u0=self.u0)
         if (s < 0).any():
@@ -88,10 +90,12 @@ class DeepModes(Staged):
 
     @property
     def _count(self) -> int:
+        """Number of modes."""
         return len(self._read[0])
 
     @cached_property
     def _origin(self) -> Float[Tensor, " m"]:
+        """Time at which each mode's solution, continued backwards, has its origin."""
         s, u0 = self._read
         return _elapsed(u0 / s, (s - u0) / s, s, self.depth)
 
@@ -203,19 +207,23 @@ class DeepLinearNetwork(Staged):
 
     @cached_property
     def _read(self) -> tuple[list[Tensor], Float[Tensor, "d c"]]:
+        """Weights and correlation as tensors, checked."""
         return linear_layers(self.weights, self.correlation)[:2]
 
     @cached_property
     def _bases(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Singular vectors and values of the correlation."""
         U, s, Vt = torch.linalg.svd(self._read[1], full_matrices=False)
         return U, s, Vt.T
 
     @property
     def _count(self) -> int:
+        """Number of modes."""
         return len(self._bases[1])
 
     @property
     def _kind(self) -> ArrayLike:
+        """Array whose type results have."""
         return self.weights
 
     def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
@@ -280,6 +288,7 @@ def _modes() -> list[tuple[Any, ...]]:
 
 
 def _networks() -> list[tuple[Any, ...]]:
+    """Cases (aligned networks of several depths) on which theory and simulation are compared."""
     cases = []
     for depth in (1, 2, 3, 5):
         network = DeepLinearNetwork.aligned(normal(4, 3, seed=depth), depth, 5, 0.4)

@@ -86,6 +86,7 @@ def predicted_correlation(X: ArrayLike, y: ArrayLike, activation: str, depth: in
 
 def _second_derivatives(X: Float[Tensor, "n d_in"], J: Float[Tensor, "n c d_out"], dL: Float[Tensor, "n c"],
                         *, factor: float = 2.0) -> Matrices:
+    """Second time derivatives of NFM and AGOP, computed in units in which nothing overflows."""
     (X, x), (J, j), (dL, dl) = in_units(X), in_units(J), in_units(dL)
     nfm_dd, agop_dd = _unscaled(X, J, dL, factor=factor)
     name, powers = "the second derivatives", [(x, 2), (j, 2), (dl, 2)]
@@ -94,6 +95,7 @@ def _second_derivatives(X: Float[Tensor, "n d_in"], J: Float[Tensor, "n c d_out"
 
 def _unscaled(X: Float[Tensor, "n d_in"], J: Float[Tensor, "n c d_out"], dL: Float[Tensor, "n c"],
               *, factor: float = 2.0) -> Matrices:
+    """Second time derivatives of NFM and AGOP from inputs, Jacobians and loss gradients in good units."""
     W_dot = -torch.einsum("nc,nco,ni->oi", dL, J, X)
     response = torch.einsum("nco,oi->nci", J, W_dot).flatten(0, 1)  # W'^T K W' = response^T response, so K is never formed
     return factor * W_dot.T @ W_dot, factor * response.T @ response
@@ -135,6 +137,7 @@ def _cosine(A: Float[Tensor, "a b"], B: Float[Tensor, "a b"]) -> float:
 
 
 def _expected_kernel(X: Float[Tensor, "n d"], activation: str, depth: int) -> Float[Tensor, "n n"]:
+    """Expected inner products of the backward signals of pairs of examples (PTK) over random weights."""
     whole(depth=depth)
     if activation not in _EXPECTED:
         raise unknown("the table of expected kernels", "activation", activation, _EXPECTED)
@@ -142,6 +145,7 @@ def _expected_kernel(X: Float[Tensor, "n d"], activation: str, depth: int) -> Fl
 
 
 def _quadratic(X: Float[Tensor, "n d"], depth: int) -> Float[Tensor, "n n"]:
+    """Expected kernel for the activation z^2."""
     S = X @ X.T / X.shape[1]
     E = 4 * S
     for _ in range(depth - 1):
@@ -151,6 +155,7 @@ def _quadratic(X: Float[Tensor, "n d"], depth: int) -> Float[Tensor, "n n"]:
 
 
 def _relu(X: Float[Tensor, "n d"], depth: int) -> Float[Tensor, "n n"]:
+    """Expected kernel for ReLU."""
     largest, tiny = X.abs().amax(1), torch.finfo(X.dtype).tiny
     U = X / largest.clamp(min=tiny)[:, None]
     U = U / U.norm(dim=1).clamp(min=tiny)[:, None]
@@ -185,6 +190,7 @@ def simulate(weights: Sequence[ArrayLike], X: ArrayLike, y: ArrayLike, activatio
 
 def _from_flow(start: list[Tensor], X: Tensor, y: Tensor, activation: Callable[[Tensor], Tensor], layer: int,
                movement: float) -> Matrices:
+    """Centred NFM and AGOP after a short gradient flow that moves the weights by this share."""
     velocity = _gradient_flow(X, y, activation)
     speed = max((v.norm() / W.norm()).item() for v, W in zip(velocity(start), start, strict=True))
     t = movement / speed if speed > 0 else 1.0
@@ -245,6 +251,7 @@ def _forward(weights: Sequence[Tensor], X: Tensor, activation: Callable[[Tensor]
 
 
 def _gradient_flow(X: Tensor, y: Tensor, activation: Callable[[Tensor], Tensor]) -> Callable[[list[Tensor]], list[Tensor]]:
+    """Return the function from weights to the velocity of gradient flow on the squared error."""
     def velocity(weights: list[Tensor]) -> list[Tensor]:
         with torch.enable_grad():
             live = [W.detach().requires_grad_() for W in weights]

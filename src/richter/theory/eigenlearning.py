@@ -326,6 +326,7 @@ def spectrum(eigenvalues: ArrayLike) -> Vector:
 
 
 def _powers(v2: Vector) -> Vector:
+    """Return squared coefficients of the target, none of them negative."""
     if (v2 < 0).any():
         raise SelectionError(f"power reaches {v2.min():.3g}: it is the square v_i^2 of each coefficient of the target, never "
                              f"negative. Square the coefficients.")
@@ -333,6 +334,7 @@ def _powers(v2: Vector) -> Vector:
 
 
 def _multiplicities(multiplicity: ArrayLike | None, m: int) -> Vector:
+    """Multiplicities of m eigenvalues; 1 by default."""
     if multiplicity is None:
         return np.ones(m)
     w = read(multiplicity=(multiplicity, "m"))[0].cpu().numpy()
@@ -343,6 +345,7 @@ def _multiplicities(multiplicity: ArrayLike | None, m: int) -> Vector:
 
 
 def _checked(n: float, k: float, ridge: float, noise: float) -> None:
+    """Raise an error unless numbers of examples and features, ridge and noise are valid."""
     for name, value in (("n", n), ("k", k)):
         if not value > 0 or math.isnan(value) or (name == "n" and math.isinf(value)):
             raise SelectionError(f"{name}={value!r}: a number of {'examples' if name == 'n' else 'random features'} above 0 is "
@@ -354,11 +357,13 @@ def _checked(n: float, k: float, ridge: float, noise: float) -> None:
 
 
 def _variance(noise: float) -> None:
+    """Raise an error unless the noise is a variance."""
     if not (math.isfinite(noise) and noise >= 0):
         raise SelectionError(f"noise={noise!r} is the variance of the labels' noise: a finite number, 0 or larger, is needed.")
 
 
 def _exponents(alpha: float, beta: float) -> None:
+    """Raise an error unless the power laws have these exponents in their range."""
     if not (math.isfinite(alpha) and alpha > 1) or not 1 < beta < 2 * alpha + 1:
         raise SelectionError(f"alpha={alpha!r} and beta={beta!r}: eigenvalues i^-alpha have a finite sum for alpha above 1, and "
                              f"these laws hold for beta between 1 and 2 alpha + 1.")
@@ -396,6 +401,7 @@ def _gamma(lam: Vector, w: Vector, n: float, k: float, ridge: float) -> float:
 
 
 def _risk(lam: Vector, v2: Vector, w: Vector, n: float, k: float, gamma: float, noise: float, kind: ArrayLike) -> Risk:
+    """Test and train errors from the constant gamma that solves the self-consistent equation."""
     L = lam / (lam + gamma) if gamma > 0 else (lam > 0).astype(float)
     lost = gamma / (lam + gamma) if gamma > 0 else (lam == 0).astype(float)
     z, q = float(w @ L), float(w @ (L * L))
@@ -419,6 +425,7 @@ def _risk(lam: Vector, v2: Vector, w: Vector, n: float, k: float, gamma: float, 
 
 
 def _cases(sizes: tuple[tuple[int, float], ...]) -> list[tuple[Any, ...]]:
+    """Cases (power laws, sizes, ridges) on which theory and simulation are compared."""
     i = np.arange(1, 401.0)
     return [(i**-1.5, i**-1.3, n, k, ridge, 0.3) for n, k in sizes for ridge in (0.03, 1.0)]
 

@@ -103,6 +103,7 @@ class Emergence:
         return self._known("units") * (np.arange(skills) + _share(share))
 
     def _known(self, name: str) -> float:
+        """Return a constant of the model; raise an error if it is neither given nor calibrated."""
         value: float = getattr(self, name)
         if not (math.isfinite(value) and value > 0):
             raise SelectionError(f"{name}={value!r}: this constant is not known. Give it, or calibrate it on one skill "
@@ -146,18 +147,21 @@ def width_strength(N: ArrayLike, units: float, skills: int, *, partial: bool = T
 
 
 def _share(share: float) -> float:
+    """Return a share strictly between 0 and 1; otherwise raise an error."""
     if not 0 < share < 1:
         raise SelectionError(f"share={share!r}: how much of a skill is learned, between 0 and 1, ends excluded.")
     return share
 
 
 def _above(low: float, name: str, value: float) -> float:
+    """Return a finite number above ``low``; otherwise raise an error."""
     if not (math.isfinite(value) and value > low):
         raise SelectionError(f"{name}={value!r}: a number above {low:g} is needed.")
     return value
 
 
 def _numbers(name: str, value: ArrayLike) -> np.ndarray:
+    """One or several numbers, none negative, as an array."""
     a = np.atleast_1d(np.asarray(value, dtype=np.float64))
     if a.ndim != 1 or not a.size or not (a >= 0).all():
         raise SelectionError(f"{name} = {value!r}: numbers from 0 on are needed, one or a list.")
@@ -165,6 +169,7 @@ def _numbers(name: str, value: ArrayLike) -> np.ndarray:
 
 
 def _frequencies(value: ArrayLike) -> np.ndarray:
+    """Frequencies of the skills as an array, checked."""
     P = read(frequencies=(value, "skills"))[0].cpu().numpy()
     if (P <= 0).any() or P.sum() > 1 + 1e-6:
         raise SelectionError(f"frequencies from {P.min():g} to {P.max():g}, {P.sum():g} together: each skill needs one above 0, "
@@ -210,6 +215,7 @@ class Extended:
 
     @cached_property
     def learned(self) -> LearnedSkill:
+        """Skill strength at the end of training, and its features."""
         a, B = (torch.as_tensor(v) for v in self.limit)
         return learned(a * B, self.target)
 
@@ -219,16 +225,19 @@ class Extended:
 
     @cached_property
     def _features(self) -> Float[Tensor, "shots d"]:
+        """Features of the examples as a tensor."""
         return read(features=(self.features, "shots d"))[0]
 
     @cached_property
     def _B0(self) -> Float[Tensor, " shots"]:
+        """Initial second-layer coefficients, one per example."""
         if np.ndim(self.B0) == 0:
             return torch.full((len(self._features),), float(self.B0), dtype=torch.float64)
         return read(features=(self.features, "shots d"), B0=(self.B0, "shots"))[1]
 
     @cached_property
     def _aim(self) -> Float[Tensor, " shots"]:
+        """Value that the skill's function has in each example, target / sqrt(shots)."""
         return torch.full_like(self._B0, self.target / math.sqrt(len(self._B0)))
 
     def _span(self, v: Float[Tensor, " shots"]) -> Float[Tensor, " shots"]:
@@ -296,6 +305,7 @@ def simulate_projected(features: ArrayLike, target: float) -> tuple[float, float
 
 
 def _simulated_end(*case: Any) -> tuple[Array, Array]:
+    """Coefficients at the end of the simulation."""
     a, B = simulate_extended(*case)
     return a[-1], B[:, -1]
 
@@ -329,6 +339,7 @@ def simulate_width(N: Sequence[int], units: int, skills: int) -> np.ndarray:
 
 
 def _cases() -> list[tuple[Any, ...]]:
+    """Cases on which the limit and the simulation are compared."""
     late = [0.0, 60.0]
     return [(normal(8, 3, seed=1), 2.0, 0.3, 0.05 * normal(8, seed=2), late),
             (normal(7, 2, seed=3), 1.0, 0.8, 0.2 * normal(7, seed=4), late), (normal(6, 1, seed=5), 5.0, 0.1, 0.0, late)]

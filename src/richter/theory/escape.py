@@ -261,6 +261,7 @@ def _potential(W: list[Tensor], X: Tensor, G: Tensor) -> Tensor:
 
 
 def _outputs(W: list[Tensor], X: Tensor) -> Tensor:
+    """Outputs of a bias-free ReLU network."""
     h = X
     for i, w in enumerate(W):
         h = h @ w.mT
@@ -292,10 +293,12 @@ def _in_units(X: Tensor, G: Tensor) -> tuple[Tensor, Tensor, float]:
 
 
 def _besides(s: Float[Tensor, " r"]) -> float:
+    """Share of the squared singular values that is not in the first."""
     return _share(s[1:].square().sum(), s.square().sum())
 
 
 def _share(part: Tensor, whole: Tensor) -> float:
+    """part / whole; 0 if whole is 0."""
     return float(part / whole) if whole > 0 else 0.0
 
 
@@ -337,6 +340,7 @@ def _cases() -> list[tuple[Any, ...]]:
 
 
 def _data() -> list[tuple[Any, ...]]:
+    """Cases (inputs, targets, depths) on which theory and simulation are compared."""
     X, y = np.asarray(normal(20, 3, seed=1)), np.asarray(normal(20, 2, seed=2))
     return [(X, y, depth) for depth in (2, 3)]
 

@@ -91,6 +91,7 @@ def follow(velocity: Callable[[State], State], start: State, times: Sequence[flo
 
 
 def _one_way(times: NDArray[np.float64]) -> bool:
+    """Return whether times move away from 0 in one direction."""
     away = np.diff(np.concatenate([[0.0], times]))
     return bool((away >= 0).all() or (away <= 0).all())
 

@@ -198,6 +198,7 @@ class _Traces:
 
 
 def _traces(A: Array, B: Array) -> _Traces:
+    """Normalised traces of products of two matrices, raw and centred."""
     A_, B_ = read(A=(A, "d d"), B=(B, "d d"))
     d = len(A_)
     eye = torch.eye(d, dtype=A_.dtype, device=A_.device)
@@ -213,10 +214,12 @@ def _traces(A: Array, B: Array) -> _Traces:
 
 
 def _phi(Z: Float[Tensor, "d d"]) -> float:
+    """Normalised trace, Tr Z / d."""
     return (Z.trace() / len(Z)).item()
 
 
 def _four(moments: ArrayLike | Sequence[float]) -> list[float]:
+    """First four moments."""
     (m,) = read(moments=(moments, "order"))
     if len(m) < 4:
         raise SelectionError(f"moments has {len(m)} entries; m_1 to m_4 of R are needed: moments(width, d).")

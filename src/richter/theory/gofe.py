@@ -76,11 +76,13 @@ class GeneralisedFeatureEvolution:
         return Psi_dot, -self.lr * _product(self.adjustment, "adjustment", state, gradient)
 
     def _start(self) -> EvolutionState:
+        """State at time 0."""
         (Psi,) = read(Psi0=(self.Psi0, "p n"))
         F = torch.zeros_like(Psi[0]) if self.F0 is None else read(Psi0=(Psi, "p n"), F0=(self.F0, "n"))[1]
         return self._state(F, Psi, torch.zeros_like(Psi[:, 0]))
 
     def _state(self, F: Float[Tensor, " n"], Psi: Float[Tensor, "p n"], moved: Float[Tensor, " p"]) -> EvolutionState:
+        """State with the gradient of the loss at these outputs."""
         with torch.enable_grad():
             live = F.detach().requires_grad_()
             loss = self.loss(live)

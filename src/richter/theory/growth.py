@@ -36,6 +36,7 @@ class Growth:
     @classmethod
     def start(cls, a: Float[Tensor, "m p"], b: Float[Tensor, "m p"], target: Float[Tensor, " m"], variance: Float[Tensor, " m"],
               rate: float = 2.0) -> Growth:
+        """Make the growth of modes from the two layers' weights, one row per mode."""
         plus, minus = ((a + sign * b).square().sum(1) / 2 for sign in (1, -1))
         return cls(plus, minus, target, variance, rate)
 
@@ -140,6 +141,7 @@ class Staged(ABC):
 
 
 def _logit(eps: float, modes: int, below: float = 1.0) -> Float[Tensor, " m"]:
+    """Logit of eps, one per mode; raise an error unless it is a share."""
     if not (isinstance(eps, (int, float, np.number)) and 0 < eps < below):
         raise SelectionError(f"eps={eps!r}: a share of the target between 0 and {below:g} is needed, e.g. 0.05.")
     return torch.full((modes,), math.log(float(eps) / (1 - float(eps))), dtype=torch.float64)

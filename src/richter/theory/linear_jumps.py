@@ -50,6 +50,7 @@ def linear(Sxx: ArrayLike, Syx: ArrayLike, *, threshold: float = 1.0) -> Stairca
 
 
 def _staircase(learned: JumpModes, kind: ArrayLike) -> Staircase:
+    """Times and losses of the jumps."""
     left = torch.cat([learned.explained.flip(0).cumsum(0).flip(0), learned.explained.new_zeros(1)]) / 2
     return Staircase(like(learned.times, kind), like(left, kind))
 
@@ -83,6 +84,7 @@ def blocks(S: Float[Tensor, "d d"], C: Float[Tensor, "c d"]) -> list[Float[Tenso
 
 
 def _linked(S: Float[Tensor, "m m"], B: Float[Tensor, "m m"], mixture: float) -> list[Float[Tensor, "m k"]]:
+    """Groups of directions that S and B couple, as bases."""
     from scipy.sparse.csgraph import connected_components
     V = torch.linalg.eigh(S + mixture * B).eigenvectors
     links = torch.maximum(*((V.T @ matrix @ V).abs() for matrix in (S, B))) > LINKED
@@ -139,5 +141,6 @@ def simulate_linear(Sxx: ArrayLike, Syx: ArrayLike, width: int, log_inverse: flo
 
 
 def _pulled(A: Tensor, W: Tensor, S: Tensor, C: Tensor) -> list[Tensor]:
+    """Negative gradients of both layers."""
     pull = C - A @ W @ S
     return [pull @ W.T, A.T @ pull]

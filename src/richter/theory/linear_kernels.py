@@ -37,6 +37,7 @@ class Decomposition:
 
     @property
     def kernel(self) -> Array:
+        """Kernel, the sum of its three parts."""
         return self.task + self.rest + self.bulk
 
 
@@ -129,6 +130,7 @@ def specialisation_bound(weights: Sequence[ArrayLike]) -> float:
 
 
 def _network(weights: Sequence[ArrayLike], X: ArrayLike) -> tuple[list[Tensor], Float[Tensor, "n d"]]:
+    """Weights and inputs as tensors on one device."""
     (X_,) = read(X=(X, "n d"))
     return [w.to(X_.device) for w in _chain(weights, X_)], X_
 
@@ -167,6 +169,7 @@ def simulate_pair_kernels(weights: Sequence[ArrayLike], X: ArrayLike) -> Array:
 
 
 def _jacobian_kernel(weights: list[Tensor], X: Tensor) -> Tensor:
+    """Tangent kernel from the Jacobian by autograd, [n, c, m, b]."""
     with torch.enable_grad():
         live = [w.detach().requires_grad_() for w in weights]
         f = X
@@ -181,6 +184,7 @@ def _jacobian_kernel(weights: list[Tensor], X: Tensor) -> Tensor:
 
 
 def _deep() -> list[tuple[Any, ...]]:
+    """Cases (networks of several depths) on which theory and simulation are compared."""
     return [([normal(o, i, seed=o) for i, o in itertools.pairwise(sizes)], normal(5, sizes[0]))
             for sizes in ((4, 4, 3), (4, 4, 4, 4, 2))]
 

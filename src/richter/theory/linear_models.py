@@ -124,6 +124,7 @@ class SineModel:
 
     @cached_property
     def _root(self) -> Float[Tensor, " p"]:
+        """Square roots of the intensities."""
         (rho,) = read(intensity=(self.intensity, "p"))
         if (rho < 0).any() or not rho.any():
             raise SelectionError(f"intensity reaches {rho.min().item():g}: intensities are 0 or larger, and one is above 0.")
@@ -151,6 +152,7 @@ class SineModel:
         return float((c - v).square().sum())
 
     def _sines(self, x: Float[Tensor, " n"]) -> Float[Tensor, "n p"]:
+        """Orthonormal sines at these points."""
         k = torch.arange(1, len(self._root) + 1, dtype=torch.float64, device=x.device)
         return math.sqrt(2) * torch.sin(2 * math.pi * k * x[:, None])
 
@@ -190,6 +192,7 @@ def simulate_learnability(intensity: ArrayLike, n: int, *, draws: int = 400, see
 
 
 def _covariances() -> list[tuple[Any, ...]]:
+    """Cases (covariances and targets) on which theory and simulation are compared."""
     out = []
     for p in (2, 5):
         A = normal(p, p)

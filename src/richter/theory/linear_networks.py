@@ -66,17 +66,21 @@ class LinearModel(Staged):
 
     @property
     def _kind(self) -> ArrayLike:
+        """Array whose type results have."""
         return first_array(self.S, self.variance, self.initial)
 
     @cached_property
     def _read(self) -> list[Tensor]:
+        """Targets, variances and initial values per mode."""
         return per_mode(S=self.S, variance=positive(self.variance), initial=self.initial)
 
     @property
     def _count(self) -> int:
+        """Number of modes."""
         return len(self._read[0])
 
     def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+        """Time at which each mode has learned the share sigmoid(x)."""
         S, v, first = self._read
         missing = torch.log1p(-first / S)  # log of the share that is not learned at the start
         when = (missing + torch.nn.functional.softplus(x.to(S.device))) / (self.rate * v)
@@ -141,14 +145,17 @@ class DiagonalNetwork(Staged):
 
     @property
     def _kind(self) -> ArrayLike:
+        """Array whose type results have."""
         return first_array(self.S, self.variance, self.a0, self.b0)
 
     @cached_property
     def _read(self) -> list[Tensor]:
+        """Targets, variances and initial weights per mode."""
         return per_mode(S=self.S, variance=positive(self.variance), a0=self.a0, b0=self.b0)
 
     @cached_property
     def _growth(self) -> Growth:
+        """Growth of the modes; raise an error if one starts at a saddle."""
         S, v, a, b = self._read
         still = ((a == 0) & (b == 0)).nonzero().flatten().tolist()
         if still:
@@ -159,12 +166,15 @@ class DiagonalNetwork(Staged):
 
     @property
     def _count(self) -> int:
+        """Number of modes."""
         return len(self._growth.plus)
 
     def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+        """Time at which each mode has learned the share sigmoid(x)."""
         return self._growth.reach(x)
 
     def _times(self, t: Times) -> Float[Tensor, " t"]:
+        """Times as a tensor on the device of the modes."""
         return times_from_zero(t).to(self._growth.plus.device)
 
 
@@ -210,6 +220,7 @@ TIMES = [0.0, 0.1, 0.7, 3.0, 20.0]
 
 
 def _linear() -> list[tuple[Any, ...]]:
+    """Cases (targets and variances) on which theory and simulation are compared."""
     v = normal(5, seed=1).abs() + 0.1
     return [(normal(5), v, TIMES), (1.0, v, TIMES, normal(5, seed=2)), (-2.0, 0.3, TIMES)]
 

@@ -45,6 +45,7 @@ class Exponents(NamedTuple):
 
     @classmethod
     def make(cls, alpha: float) -> Exponents:
+        """Exponents of the scaling laws from that of the skills' frequencies."""
         a = alpha
         return cls(-a / (a + 1), -a / (a + 1), -a, -a / (a + 2), (a + 1) / (a + 2), 1 / (a + 2))
 
@@ -96,6 +97,7 @@ class Multilinear:
 
     @cached_property
     def law(self) -> PowerLaw:
+        """Power law of the skills' frequencies."""
         return PowerLaw(self.alpha, self.skills)
 
     def left(self, y: Values) -> Values:
@@ -119,6 +121,7 @@ class Multilinear:
 
     @cached_property
     def exponents(self) -> Exponents:
+        """Exponents of the scaling laws."""
         return Exponents.make(self.alpha)
 
     @cached_property
@@ -156,6 +159,7 @@ class Multilinear:
 
     @cached_property
     def _delay(self) -> float:
+        """log((S - R(0)) / R(0)), which delays the sigmoid."""
         return math.log(self.target - self.initial) - math.log(self.initial)
 
 
@@ -175,9 +179,11 @@ class Linear:
 
     @cached_property
     def law(self) -> PowerLaw:
+        """Power law of the skills' frequencies."""
         return PowerLaw(self.alpha, self.skills)
 
     def left(self, y: Values) -> Values:
+        """Share of a skill that is not learned after time times frequency y."""
         return torch.exp(-self.rate * self.lr * y)
 
     def skill_strength(self, T: Resource, counts: ArrayLike | None = None, D: float | None = None) -> Array:
@@ -190,10 +196,12 @@ class Linear:
 
     @cached_property
     def exponents(self) -> Exponents:
+        """Exponents of the scaling laws."""
         return Exponents.make(self.alpha)
 
     @cached_property
     def prefactors(self) -> Prefactors:
+        """Prefactors of the scaling laws."""
         return prefactors(self.law, self.left, self.target, math.log(2) / (self.rate * self.lr))
 
     def simulate(self, T: Sequence[float] | Array, counts: ArrayLike | None = None, D: float | None = None) -> Array:
@@ -205,6 +213,7 @@ class Linear:
 
 
 def _check(law: PowerLaw, **positive: float) -> None:
+    """Raise an error unless all are positive and within the range of float64."""
     for name, value in positive.items():
         if not (math.isfinite(value) and value > 0):
             raise SelectionError(f"{name}={value!r}: a number above 0 is needed.")
@@ -214,6 +223,7 @@ def _check(law: PowerLaw, **positive: float) -> None:
 
 
 def _between(eps: float, below: float = 1.0) -> None:
+    """Raise an error unless eps is a share below ``below``."""
     if not 0 < eps < below:
         raise SelectionError(f"eps={eps!r}: a share of the target between 0 and {below:g} is needed.")
 
@@ -227,6 +237,7 @@ def _amounts(name: str, value: Any) -> Float[Tensor, " n"]:
 
 
 def _strength(model: _Model, T: Resource, counts: ArrayLike | None, D: float | None) -> Array:
+    """Strength of each skill at these times, [skills, t]."""
     times = _amounts("T", T)
     share = torch.from_numpy(_shares(model.law, counts, D)).to(times.device)[:, None]
     R = model.target * (1 - model.left(torch.where(share == 0, 0.0, share * times)))
@@ -249,10 +260,12 @@ def _shares(law: PowerLaw, counts: ArrayLike | None, D: float | None) -> np.ndar
 
 
 def _listed(value: Any) -> bool:
+    """Return whether a value is a list or an array, not a single number."""
     return isinstance(value, (list, tuple)) or (isinstance(value, (np.ndarray, Tensor)) and value.ndim > 0)
 
 
 def _sizes(N: Any, skills: int) -> list[int]:
+    """Numbers of basis functions, at most as many as skills."""
     given = np.atleast_1d(skills if N is None else N.cpu() if isinstance(N, Tensor) else N)
     if given.ndim > 1 or not given.size or not np.isfinite(given).all() or (given < 0).any() or (given != given.round()).any():
         raise SelectionError(f"N={N!r}: whole numbers of basis functions, from 0 on, are needed; {skills} is all of them.")
@@ -260,6 +273,7 @@ def _sizes(N: Any, skills: int) -> list[int]:
 
 
 def _loss(model: _Model, T: Resource, D: Resource, N: Any) -> float | Array:
+    """Loss for times, data and parameters, each one number or a list."""
     times, data, sizes = _amounts("T", T), _amounts("D", D), _sizes(N, model.law.skills)
     lengths = {len(v) for v, given in ((times, T), (data, D), (sizes, N)) if _listed(given)}
     if len(lengths) > 1:
@@ -276,6 +290,7 @@ def _loss(model: _Model, T: Resource, D: Resource, N: Any) -> float | Array:
 
 
 def _loss_of(model: _Model, counts: ArrayLike, T: float, D: float | None, N: int | None) -> float:
+    """Loss for a sample with these counts of the skills."""
     share = _shares(model.law, counts, D)
     (size,), (T,) = _sizes(N, model.law.skills), _amounts("T", T).tolist()
     left = model.left(torch.where(torch.from_numpy(share) == 0, 0.0, torch.from_numpy(share) * T)).numpy()
@@ -284,6 +299,7 @@ def _loss_of(model: _Model, counts: ArrayLike, T: float, D: float | None, N: int
 
 
 def _frontier(model: _Model, C: Resource) -> Frontier:
+    """Lowest loss for each compute, with its number of parameters and time."""
     compute = _amounts("C", C)
     last = model.law.skills
     sizes = np.unique(np.concatenate([np.arange(1, min(60, last) + 1), np.geomspace(1, last, 1 + math.ceil(math.log(last) / 0.02)
@@ -311,6 +327,7 @@ def predict_linear(alpha: float, skills: int, target: float, lr: float, T: Resou
 
 
 def _predict(model: Multilinear | Linear, T: Any, counts: ArrayLike | None, D: float | None) -> tuple[Array, Array]:
+    """Skill strengths and losses at these times."""
     losses = model.loss(T) if counts is None else np.array([_loss_of(model, counts, float(t), D, None) for t in T])
     return model.skill_strength(T, counts, D), np.asarray(losses)
 
@@ -368,6 +385,7 @@ def _drawn(alpha: float, skills: int, counts: ArrayLike | None, D: float | None)
 
 
 def _read_off(R: np.ndarray, P: np.ndarray, share: np.ndarray, target: float) -> tuple[Array, Array]:
+    """Skill strengths and the loss that they add up to."""
     return R, P @ np.where((share == 0)[:, None], target, target - R) ** 2 / 2
 
 
@@ -375,6 +393,7 @@ def _read_off(R: np.ndarray, P: np.ndarray, share: np.ndarray, target: float) ->
 
 
 def _cases() -> list[tuple[Any, ...]]:
+    """Cases on which theory and simulation are compared."""
     t = [0.0, 0.5, 2.0, 10.0]
     return [(0.6, 6, 5.0, 0.3, 0.01, t), (0.1, 3, 1.0, 2.0, 0.4, t), (2.0, 1, 2.0, 1.0, 1e-4, t),
             (0.6, 4, 5.0, 0.3, 0.01, t, [7, 0, 2, 1]), (0.6, 3, 5.0, 0.3, 0.01, t, [7, 0, 2], 20)]

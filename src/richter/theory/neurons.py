@@ -67,12 +67,15 @@ class Neurons:
     unit: float = 1.0  # norm at which a neuron becomes active
 
     def outputs(self, theta: Float[Tensor, "H p"]) -> Float[Tensor, "n c"]:
+        """Sum of all neurons' outputs."""
         return vmap(self.neuron, (0, None))(theta, self.x).sum(0)
 
     def cost(self, theta: Float[Tensor, "H p"]) -> Float[Tensor, ""]:
+        """Half of the mean squared error, differentiable."""
         return (self.y - self.outputs(theta)).square().sum() / (2 * len(self.y))
 
     def loss(self, theta: Float[Tensor, "H p"]) -> float:
+        """Half of the mean squared error, as a number."""
         return self.cost(theta).item()
 
     def utility(self, theta: Float[Tensor, " p"], residual: Float[Tensor, "n c"]) -> Float[Tensor, ""]:
@@ -314,6 +317,7 @@ class _Climbing:
     pull: float
 
     def parts(self, state: Float[Tensor, "h q"]) -> tuple[Float[Tensor, "h p"], Float[Tensor, " h"]]:
+        """Split the state into unit directions and accumulated utilities."""
         return unit(state[:, :-1]), state[:, -1]
 
     def velocity(self, state: Float[Tensor, "h q"]) -> Float[Tensor, "h q"]:
@@ -331,6 +335,7 @@ class _Climbing:
             if self.system.higher else torch.ones_like(S)
 
     def error(self, off: Float[Tensor, "h q"]) -> float:
+        """Largest error of a step, relative to its tolerance."""
         return float(torch.maximum(off[:, :-1].norm(dim=1), off[:, -1].abs() / self.system.needed[self.who]).max())
 
     def rates(self, state: Float[Tensor, "h q"], speed: Float[Tensor, "h q"]) -> tuple[Tensor, Tensor, Tensor]:

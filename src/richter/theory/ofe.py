@@ -177,6 +177,7 @@ class OptimalFeatureEvolution:
 
     @cached_property
     def _modes(self) -> _Modes:
+        """Modes of the initial kernel with the parameters of the evolution."""
         return _Modes.make(*evolution(self.K0, self.y, self.gamma, self.lr, self.f0), self.gamma)
 
     def _times(self, t: Times) -> Float[Tensor, " t"]:
@@ -184,9 +185,11 @@ class OptimalFeatureEvolution:
         return (times_from_zero(t) * (self.lr * self._modes.unit)).to(self._modes.c.device)
 
     def _coefficients(self, t: Times) -> Float[Tensor, "t m"]:
+        """Residual in the modes at these times."""
         return self._modes.at(self._times(t), self.doubling)
 
     def _lost(self, t: Times) -> Float[Tensor, "t m"]:
+        """Decrease D(0) - D(t) of the residual in the modes at these times."""
         return torch.stack([self._modes.lost(time, self.doubling) for time in self._times(t)])
 
     def _alignment(self, lost: Float[Tensor, "t m"]) -> Float[Tensor, " t"]:
@@ -228,6 +231,7 @@ class _Modes:
 
     @classmethod
     def make(cls, K0: Float[Tensor, "n n"], y: Float[Tensor, " n"], D: Float[Tensor, " n"], gamma: float) -> _Modes:
+        """Make the modes from the kernel, the labels and the first residual, in units in which nothing overflows."""
         first, U = decompose(K0, "K0")
         (y, _), (D, largest) = in_units(y), in_units(D)
         length = D.norm().item() * largest

@@ -148,6 +148,7 @@ def _exponent(lam: Vector, first: float, last: float) -> float:
 
 
 def _sorted(eigenvalues: ArrayLike) -> Vector:
+    """Eigenvalues in falling order, without zeros at the end."""
     lam = spectrum(eigenvalues)
     if (np.diff(lam) > 0).any():
         raise SelectionError("eigenvalues are not sorted: ranks count them from the largest to the smallest. Sort them, e.g. "
@@ -161,6 +162,7 @@ def _tails(a: Vector) -> Vector:
 
 
 def _interpolates(lam: Vector, n: float, multiplicity: ArrayLike | None) -> None:
+    """Raise an error unless the kernel interpolates n examples."""
     rank = (lam > 0).sum() if multiplicity is None else float(read(multiplicity=(multiplicity, "m"))[0].sum())
     if not 0 < n < rank:
         raise SelectionError(f"n={n} examples and {rank:g} eigenvalues above 0: a kernel of this rank interpolates fewer than "

@@ -53,6 +53,7 @@ class PowerLaw:
         return 1 / float(weight @ k ** -(1 + self.alpha))
 
     def frequency(self, k: ArrayLike) -> Vector:
+        """Frequency of the k-th skill, A k^-(1 + alpha)."""
         # rounding may give a single skill more than 1
         return np.minimum(1.0, self.A * np.asarray(k, dtype=np.float64) ** -(1 + self.alpha))
 

@@ -147,6 +147,7 @@ class ScalarNetwork:
 
     @cached_property
     def _start(self) -> _Start:
+        """Initial weights and their sums of squares."""
         a, b = _read(self.a0, self.b0, self.target, self.scale, self.variance)
         return _Start.make(a, b, self.scale)
 
@@ -157,12 +158,14 @@ class ScalarNetwork:
 
     @cached_property
     def _R(self) -> float:
+        """sqrt(S^2 + Sigma_+ Sigma_-), in the unit of slopes."""
         half, odd = divmod(self._start.plus.exponent + self._start.minus.exponent, 2)
         product = self._start.plus.mantissa * self._start.minus.mantissa * 2**odd
         return math.hypot(math.ldexp(math.sqrt(product), half - self._unit), self._S)
 
     @cached_property
     def _S(self) -> float:
+        """Absolute slope of the target, in the unit of slopes."""
         return math.ldexp(abs(self.target), -self._unit)
 
     @cached_property
@@ -174,6 +177,7 @@ class ScalarNetwork:
 
     @cached_property
     def _log_gamma_plus(self) -> float:
+        """log gamma at the end of training."""
         grows = self._sums[0]
         if not grows.mantissa:
             end = math.inf
@@ -209,6 +213,7 @@ class ScalarNetwork:
         return like(gamma, self.a0)
 
     def _checked(self, name: str, values: Tensor) -> Array:
+        """Return values in the type of the input; raise an error if they leave the range of float64."""
         if not torch.isfinite(values).all():
             raise SelectionError(_beyond(name, "weights(t) and log_gamma(t) do not need it; or give a larger scale"))
         return like(values, self.a0)
@@ -232,6 +237,7 @@ class _Scaled(NamedTuple):
         return math.ldexp(self.mantissa, self.exponent - unit)
 
     def log(self, unit: int) -> float:
+        """Natural logarithm, in these units."""
         return math.log(self.mantissa) + (self.exponent - unit) * math.log(2) if self.mantissa else -math.inf
 
     def times(self, log_factor: Tensor) -> Tensor:
@@ -249,9 +255,11 @@ class _Start(NamedTuple):
 
     @classmethod
     def make(cls, a: Float[Tensor, " p"], b: Float[Tensor, " p"], scale: float) -> _Start:
+        """Make the start from both layers."""
         return cls(a, b, _Scaled.squares(a + b, scale), _Scaled.squares(a - b, scale))
 
     def at(self, log_gamma: Float[Tensor, " t"]) -> tuple[Float[Tensor, "p t"], Float[Tensor, "p t"]]:
+        """Weights of both layers at these values of log gamma."""
         grown = _times((self.a + self.b)[:, None], log_gamma / 2)
         shrunk = _times((self.a - self.b)[:, None], -log_gamma / 2)
         return (grown + shrunk) / 2, (grown - shrunk) / 2
@@ -264,14 +272,17 @@ def _times(weights: Tensor, log_factor: Tensor) -> Tensor:
 
 
 def _log(x: float) -> float:
+    """Natural logarithm, -inf for 0."""
     return math.log(x) if x else -math.inf
 
 
 def _beyond(name: str, instead: str) -> str:
+    """Sentence about a value beyond the range of float64."""
     return f"{name} leaves the range of float64, because the weights are so small or so large; {instead}."
 
 
 def _read(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, variance: float) -> tuple[Tensor, Tensor]:
+    """Weights of both layers as tensors, after all constants are checked."""
     if not math.isfinite(target):
         raise SelectionError(f"target={target!r}: the slope S of the target, a finite number, is needed.")
     for name, value, why in (("scale", scale, "a network with a negative Z is the one with b0 negated"),
@@ -310,6 +321,7 @@ def simulate(a0: ArrayLike, b0: ArrayLike, target: float, scale: float, t: Times
 
 
 def _norms(z: Float[Tensor, "p t"]) -> Float[Tensor, " t"]:
+    """Euclidean norms over neurons, without overflow."""
     largest = z.abs().amax(0)
     return largest * (z / largest.clamp(min=torch.finfo(z.dtype).tiny)).norm(dim=0)
 

@@ -154,6 +154,7 @@ def _folded(t: Any) -> Any:
 
 
 def _at_least_tiny(a: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Numbers with 0 replaced by the smallest positive one."""
     return np.maximum(a, np.finfo(np.float64).tiny)  # opposite inputs have g' = 0, and equal inputs lose nothing
 
 

@@ -79,6 +79,7 @@ class LinearGrowth:
         return twice.logsumexp(1) / 2, (twice.softmax(1) * self.rates).sum(1)
 
     def directions(self, t: float) -> Float[Tensor, "h p"]:
+        """Unit directions of the neurons at time t."""
         exponents = self.rates * t + self.parts.abs().log()
         return unit((exponents - exponents.amax(1, keepdim=True)).exp() * self.parts.sign() @ self.modes.T)
 
@@ -99,6 +100,7 @@ class LinearGrowth:
 
 
 def unit(d: Float[Tensor, "h p"]) -> Float[Tensor, "h p"]:
+    """Rows divided by their norms."""
     return d / d.norm(dim=1, keepdim=True)
 
 

@@ -47,11 +47,13 @@ def velocities(states: ArrayLike, target: float, lr: float = 1.0, *, form: Form 
 
 
 def _corrected(a: Any, b: Any, g: Any, c: Any, S: float) -> list[Any]:
+    """Right-hand side of the equations, corrected."""
     return [a * (S - 2 * a + 2 * b + c), b * (S + 4 * a - 7 * b - 5 * c) / 2, g * (S - g - c) / 2,
             (2 * a - 5 * b - g - 8 * c) / 8]
 
 
 def _text(a: Any, b: Any, g: Any, c: Any, S: float) -> list[Any]:
+    """Right-hand side of the equations as printed in the paper."""
     return [2 * a * (-S + 2 * a - 2 * b - c), -b * (S + 2 * a - 5 * b - 5 * c), -g * (S - g - c), -(2 * a - 5 * b - g - 8 * c)]
 
 
@@ -86,10 +88,12 @@ def modes(t: Sequence[float] | Array, target: float, initial: float = 0.01, lr: 
 
 
 def _inputs() -> Float[Tensor, "8 3"]:
+    """All eight corners of the cube {0, 1}^3."""
     return torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 3)
 
 
 def _targets(S: float) -> Float[Tensor, " 8"]:
+    """Parity of the corners times S."""
     return S * (-1.0) ** _inputs().sum(1)
 
 
@@ -108,6 +112,7 @@ def _network(p: Float[Tensor, " 4"]) -> Float[Tensor, " 8"]:
 
 
 def _cases() -> list[tuple[Tensor, float]]:
+    """Cases (initial weights and target) on which theory and simulation are compared."""
     return [(torch.cat([normal(5, 3, seed=1).square(), normal(5, 1, seed=2)], 1), 1.0),
             (torch.cat([normal(4, 3, seed=3).abs(), normal(4, 1, seed=4)], 1), 5.0)]
 

@@ -150,6 +150,7 @@ class LinearNetwork(Staged):
 
     @cached_property
     def _read(self) -> _Read:
+        """Weights, correlation and covariance as tensors, checked."""
         return _Read(*linear_layers([self.W1, self.W2], self.correlation, self.covariance))
 
     @cached_property
@@ -160,15 +161,18 @@ class LinearNetwork(Staged):
 
     @cached_property
     def _growth(self) -> Growth:
+        """Growth of the modes."""
         (W1, W2), (U, rho, V) = self._read.weights, self._modes
         return Growth.start(U.T @ W1, (W2 @ V).T, rho, torch.ones_like(rho), self.rate)
 
     @property
     def _count(self) -> int:
+        """Number of modes."""
         return len(self._growth.plus)
 
     @property
     def _kind(self) -> ArrayLike:
+        """Array whose type results have."""
         return self.W1
 
     def _reach(self, x: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
@@ -177,10 +181,12 @@ class LinearNetwork(Staged):
 
     @cached_property
     def _alone(self) -> _Bases | None:
+        """Bases in which modes do not interact; None if there are none."""
         W1, W2 = self._read.weights
         return next((b for b in _candidates(self._read.C, W1 @ W2) if b.orthogonal(W1, W2, self._read.C)), None)
 
     def _layers(self, t: Times) -> tuple[Float[Tensor, "t d p"], Float[Tensor, "t p c"]]:
+        """Weights of both layers at these times."""
         times = times_from_zero(t).to(self._read.C.device)
         (W1, W2), C = self._read.weights, self._read.C
         if self.solution == "integrated":
@@ -226,6 +232,7 @@ class _Bases:
         return X * live, Y * live
 
     def target(self, C: Float[Tensor, "d c"]) -> Float[Tensor, "d c"]:
+        """Correlation in these bases."""
         return self.U.T @ C @ self.V
 
     def orthogonal(self, W1: Tensor, W2: Tensor, C: Tensor) -> bool:
@@ -240,6 +247,7 @@ class _Bases:
             for A, B, a, b in ((X, X, x, x), (Y, Y, y, y), (X, Y, x, y)))
 
     def layers(self, W1: Tensor, W2: Tensor, C: Tensor, t: Float[Tensor, " t"], rate: float) -> tuple[Tensor, Tensor]:
+        """Weights of both layers at these times, mode by mode."""
         X, Y = self.hidden(W1, W2)
         S = X.new_zeros(len(X))
         diagonal = self.target(C).diagonal()
@@ -251,6 +259,7 @@ class _Bases:
 
 
 def _off_diagonal(M: Tensor) -> Tensor:
+    """Matrix with zeros on its diagonal."""
     return M * (1 - torch.eye(*M.shape, dtype=M.dtype, device=M.device))
 
 

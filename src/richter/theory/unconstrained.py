@@ -84,6 +84,7 @@ class UnconstrainedFeatures:
 
 
 def _one_hot(labels: ArrayLike) -> Float[Tensor, "n c"]:
+    """One-hot rows of class ids."""
     (y,) = read(labels=(labels, "n"))
     ids: Int[Tensor, " n"] = y.long()
     classes = int(ids.max()) + 1

@@ -46,12 +46,15 @@ class TargetOperator(LinearOperator):
         self.offsets = offsets
 
     def _matmat(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Product with the columns of x."""
         return np.asarray(self.offsets @ x) + NEVER * x.sum(0)
 
     def _matvec(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Product with one vector."""
         return np.asarray(self._matmat(x.reshape(-1, 1))[:, 0])
 
     def _adjoint(self) -> TargetOperator:
+        """Return the operator itself, which is symmetric."""
         return self
 
     @property
@@ -93,6 +96,7 @@ def target_matrix(P: ArrayLike, unigram: ArrayLike) -> Any:
 
 
 def _operator(P: sparse.csr_array, p: NDArray[np.float64]) -> TargetOperator:
+    """Target matrix as an operator that is never formed, from sparse pair probabilities."""
     if P.shape != (len(p), len(p)):
         raise SelectionError(f"P has shape {P.shape} for {len(p)} unigram probabilities; [V, V] and [V] are needed.")
     P = sparse.csr_array((P.data, P.indices, P.indptr), P.shape)  # never changes the matrix of the caller
@@ -141,6 +145,7 @@ def leading(M: Matrix, d: int) -> TargetModes:
 
 
 def _iterative(M: TargetOperator, d: int) -> TargetModes:
+    """Leading eigenvalues and vectors by Lanczos."""
     size = M.shape[0]
     if d >= size - 1:
         return leading(M.toarray(), d)  # Lanczos finds all but one eigenvalue at most
@@ -151,6 +156,7 @@ def _iterative(M: TargetOperator, d: int) -> TargetModes:
 
 
 def _oriented(vectors: Float[Tensor, "V d"]) -> Float[Tensor, "V d"]:
+    """Columns with the sign that makes their largest entry positive."""
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
     return vectors * torch.where(largest < 0, -1.0, 1.0)
 
@@ -197,6 +203,7 @@ def trajectory(M: Matrix, W0: ArrayLike, t: Times) -> Array:
 
 
 def _width(W0: ArrayLike) -> int:
+    """Number of columns of W0."""
     return int(read(W0=(W0, "V d"))[0].shape[1])
 
 
@@ -311,11 +318,13 @@ def planted(V: int, topics: int, seed: int = 0) -> Array:
 
 
 def _aligned_cases() -> list[tuple[Any, ...]]:
+    """Cases (targets and initial singular values) on which theory and simulation are compared."""
     return [(planted(20, 4), np.array([1e-3, 2e-3, 1e-2]), np.linspace(0, 2, 9)),
             (torch.from_numpy(planted(16, 5, 1)), torch.tensor([1e-4, 0.3], dtype=torch.float64), np.linspace(0, 2, 7))]
 
 
 def _rise_cases() -> list[tuple[Any, ...]]:
+    """Cases (targets, small starts) on which theory and simulation are compared."""
     return [(planted(30, 6, seed), 1e-4, 5) for seed in (0, 1)]
 
 

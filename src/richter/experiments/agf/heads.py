@@ -75,6 +75,7 @@ def ordered(r: Results) -> float:
 
 
 def jumps(one: Mapping[str, Numbers]) -> Numbers:
+    """Steps at which the loss crosses the levels of the algorithm."""
     return crossings(one["steps"], one["losses"], one["levels_agf"])
 
 

@@ -64,6 +64,7 @@ def draw_scales(results: Results) -> Figure:
 
 
 def _regions(ax: Axes, runs: list[Any]) -> None:
+    """Draw linearisation gap and gain of each training, with the borders of the true regimes."""
     for colour, word in zip(COLOURS, ("lazy", "rich", "uncertain", "probably lazy", "amplified"), strict=False):
         rows = [(float(a["D"]), float(a["gain"])) for a in runs if WORDS[int(a["says_verdict"])] == word]
         if rows:
@@ -78,6 +79,7 @@ def _regions(ax: Axes, runs: list[Any]) -> None:
 
 
 def _rules(ax: Axes, results: Results, networks: tuple[str, ...]) -> None:
+    """Draw which trainings each rule judges right."""
     names = list(dict.fromkeys(t.name for t, _ in judging.with_known_truth(results) if t.network in networks))
     for at, rule in enumerate(RULES):
         for row, name in enumerate(names):

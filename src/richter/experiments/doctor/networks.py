@@ -76,6 +76,7 @@ class NetworkSetup:
 
 
 def _small_digits(seed: int) -> Split:
+    """A thousand MNIST digits and half as many test digits, averaged to 14 x 14 pixels."""
     data = mnist_5k(seed=seed, flat=False)
     return Split(F.avg_pool2d(data.x[:1000], 2), data.y[:1000], F.avg_pool2d(data.x_test[:500], 2), data.y_test[:500])
 
@@ -90,11 +91,13 @@ def _recall(seed: int) -> Split:
 
 
 def _before_read_out(model: nn.Module, x: Tensor) -> Tensor:
+    """Features before the last layer of a sequential network."""
     assert isinstance(model, nn.Sequential)
     return model[:-1](x)
 
 
 def _before_head(model: nn.Module, ids: Tensor) -> Tensor:
+    """Features before the head of a GPT, one row per token."""
     assert isinstance(model, GPT)
     x = model.token(ids) + model.position(torch.arange(ids.shape[1], device=ids.device))
     return model.norm(model.blocks(x)).flatten(0, 1)

@@ -128,11 +128,13 @@ def work(t: Task[DoctorSettings], run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def features(network: NetworkSetup, body: nn.Module, data: Split) -> tuple[Tensor, Tensor]:
+    """Features of the training and test inputs."""
     with torch.no_grad():
         return network.features(body, data.x), network.features(body, data.x_test)
 
 
 def accuracy(model: nn.Module, data: Split) -> float:
+    """Test accuracy."""
     with torch.no_grad():
         return (model(data.x_test).argmax(-1) == data.y_test).double().mean().item()
 

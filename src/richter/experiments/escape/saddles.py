@@ -71,6 +71,7 @@ def descend(s: EscapeSaddlesSettings, weights: list[Any], x: torch.Tensor, y: to
 
 
 def ranked(values: list[torch.Tensor]) -> Vector:
+    """Rank of each matrix."""
     return np.array([float(rank(v.numpy())) for v in values])
 
 

@@ -51,6 +51,7 @@ class FactMnistSettings:
 
 
 def checkpoints(s: FactMnistSettings) -> list[int]:
+    """Steps at which correlations are measured."""
     early = (round(v) for v in np.geomspace(10, max(10, s.steps), 10) if v <= s.steps)
     return sorted({0, *(round(share * s.steps) for share in (TENTH, s.middle, 1.0)), *early})
 

@@ -87,6 +87,7 @@ def least(r: Results, name: str) -> float:
 
 
 def small(r: Results, rule: str = "fact") -> Results:
+    """Results of the small problem with this rule."""
     return r.where(d=D, k=K, n=N, rule=rule)
 
 

@@ -71,10 +71,12 @@ def work(t: Task[LayerwiseAlg1Settings], run: Writer) -> Mapping[str, ArrayLike]
 
 
 def relative(a: Matrix, b: Matrix) -> float:
+    """Relative distance |a - b| / |b|."""
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
 def largest(r: Results, name: str) -> float:
+    """Largest of the errors of this name in the chosen form."""
     return float(r[f"{name}_{r.settings.form}"].max())
 
 

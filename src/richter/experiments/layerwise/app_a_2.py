@@ -54,6 +54,7 @@ def work(t: Task[LayerwiseAppA2Settings], run: Writer) -> Mapping[str, ArrayLike
 
 
 def relative(a: ArrayLike, b: ArrayLike) -> float:
+    """Relative distance |a - b| / |b|."""
     return float(np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(np.asarray(b)))
 
 
@@ -112,6 +113,7 @@ def crossing(pair: DiagonalNetwork) -> float:
 
 
 def linear(draw: np.random.Generator, seed: int) -> dict[str, ArrayLike]:
+    """Drift of the conserved quantities of a linear network, by flow and by steps."""
     d, p, c = SHAPE
     C, X = draw.standard_normal((d, c)), draw.standard_normal((3 * d, d))
     W = [torch.from_numpy(0.5 * draw.standard_normal(shape)) for shape in ((d, p), (p, c))]
@@ -213,6 +215,7 @@ def draw_modes(results: Results) -> Figure:
 
 
 def largest(r: Results, name: str) -> float:
+    """Largest number of this name."""
     return float(np.max(r[name]))
 
 

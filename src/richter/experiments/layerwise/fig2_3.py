@@ -125,6 +125,7 @@ def constants(Phi: torch.Tensor) -> ArrayLike:
 
 
 def number(r: Results, name: str, network: Network, training: Training) -> float:
+    """Median of a number over the trainings of a network."""
     return float(np.median(r.where(network=network, training=training)[name]))
 
 
@@ -144,11 +145,13 @@ def used(r: Results, network: Network) -> float:
 
 
 def constant(r: Results, network: Network) -> float:
+    """Median over trainings of the constant that the settings choose."""
     rows = r.where(network=network, training=r.settings.trained)["constants"]
     return float(np.median(rows[:, r.settings.feature]))
 
 
 def of_network(value: Callable[[Results, Network], float], network: Network) -> Callable[[Results], float]:
+    """Claim's number for one network."""
     return lambda r: value(r, network)
 
 

@@ -42,11 +42,13 @@ class LayerwiseFig3_3Settings:
 
 
 def theory(s: LayerwiseFig3_3Settings, which: Subject) -> LinearModel | DiagonalNetwork:
+    """Theory of the line, or of the diagonal network."""
     variance = [1.0] * len(s.variances) if s.unit else list(s.variances)
     return LinearModel(1.0, variance) if which == "line" else DiagonalNetwork(1.0, variance, s.start, s.start)
 
 
 def times(s: LayerwiseFig3_3Settings) -> Curves:
+    """Times that are kept."""
     return np.linspace(0, s.end, KEPT)
 
 

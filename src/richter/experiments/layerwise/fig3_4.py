@@ -54,6 +54,7 @@ def work(s: LayerwiseFig3_4Settings, run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def frequencies(s: LayerwiseFig3_4Settings) -> Vector:
+    """Frequencies of the skills, a normalised power law."""
     P = np.arange(1.0, s.skills + 1) ** -(1 + s.alpha)
     return np.asarray(P / P.sum())
 
@@ -87,6 +88,7 @@ def drops(r: Results) -> float:
 
 
 def off(r: Results) -> float:
+    """Largest distance between the integrated and the closed skill strengths, relative to the target."""
     s = r.settings
     closed = Multilinear(s.alpha, s.skills, s.target, 1.0, s.initial, rate=s.rate).skill_strength(r["T"][0])
     return float(np.abs(closed - r["multilinear"][0]).max() / s.target)

@@ -93,6 +93,7 @@ def centred_dimensions(Phi: Float[Tensor, "n p"], f: Float[Tensor, "n k"], y: Fl
 
 
 def number(r: Results, name: str, case: Case) -> float:
+    """Median of a number over the draws of a case."""
     return float(np.median(r.where(case=case)[name]))
 
 

@@ -65,6 +65,7 @@ class Simulation:
         return float(np.interp(self.S / 2, self.R, self.y))
 
     def in_time(self, T: float, N: int | None = None) -> float:
+        """Loss after time T with the first N basis functions."""
         P = self.P[:N]
         return float(P @ (self.S - np.interp(P * T, self.y, self.R)) ** 2 + self.S**2 * (1 - P.sum())) / 2
 
@@ -75,6 +76,7 @@ class Simulation:
         return self.S**2 / 2 * (1 - float(np.mean(seen)))
 
     def in_parameters(self, N: int) -> float:
+        """Loss after infinite time with the first N basis functions."""
         return self.S**2 / 2 * float(self.P[N:].sum())
 
 
@@ -124,6 +126,7 @@ def frontier_curves(t: Task[LayerwiseFig4_2Settings], sim: Simulation) -> dict[s
 
 
 def model(r: Results, skills: int | None = None) -> Multilinear:
+    """Multilinear model with the settings of these results."""
     (alpha,) = r.distinct("alpha")
     s = r.settings
     return Multilinear(alpha, skills or s.skills, s.target, 1.0, s.initial)
@@ -136,6 +139,7 @@ def losses(r: Results, what: Resource) -> Vector:
 
 
 def slope(x: Vector, y: Vector) -> float:
+    """Exponent of a power law fitted to y(x)."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 

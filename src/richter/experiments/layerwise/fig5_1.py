@@ -78,6 +78,7 @@ LOOKED_AT = ("law", "form", "late", "early", "few", "many", "narrow", "wide", "t
 
 
 def parity(s: LayerwiseFig5_1Settings, skills: int, seed: int) -> MultitaskParity:
+    """Multitask parity data of the settings."""
     return multitask_parity(skills, s.bits, 3, s.alpha, seed, target=s.target)
 
 
@@ -241,6 +242,7 @@ def predicted(r: Results, kind: Kind) -> Vector:
 
 
 def measured(r: Results, kind: Kind) -> Vector:
+    """Half points of the measured learning curves, one per skill."""
     s = r.settings
     values = np.array([half_point(axis(s, kind), row) for row in curves(r, kind)])
     return values[::-1] if s.turned else values
@@ -258,6 +260,7 @@ def step_up(r: Results) -> float:
 
 
 def at_step(r: Results, step: int) -> float:
+    """Strength of the calibrated skill at a step."""
     s = r.settings
     return float(np.interp(step, axis(s, "time", True), curves(r, "time", True)))
 

@@ -45,6 +45,7 @@ class NfaFig7Settings:
 
 
 def inputs(s: NfaFig7Settings, decay: float, seed: int) -> Tensor:
+    """Inputs whose covariance has a power-law spectrum, in random directions."""
     draw = np.random.default_rng((seed, 3))
     basis = np.linalg.qr(draw.standard_normal((s.d, s.d)))[0]
     return torch.from_numpy(draw.standard_normal((s.n, s.d)) / np.sqrt(1 + np.arange(1, s.d + 1) ** decay) @ basis.T)
@@ -147,6 +148,7 @@ REVERSE = Control("the predictions for the decays in reverse order", {"formula":
 
 
 def claims(width: int, bar: float, rivals: tuple[Control, ...], was: str) -> tuple[Claim, ...]:
+    """Claims about two hidden layers of this width."""
     return (
         Claim(f"width {width}: mean |predicted - observed|", lambda r: distance(r.where(width=width)), Interval(high=bar),
               rivals, source=BAR, over="seed", was=f"<= {bar:g} for the mean of four draws of the data: {was}",

@@ -79,6 +79,7 @@ def work(t: Task[NfaProp2Settings], run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def error(r: Results) -> float:
+    """Largest relative error of the identity, with the inner product of the settings."""
     return float(r[f"error_{r.settings.inner}"].max())
 
 

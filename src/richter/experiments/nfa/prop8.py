@@ -74,11 +74,12 @@ def work(t: Task[NfaProp8Settings], run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def apart(A: Float[Tensor, "d d"], B: Float[Tensor, "d d"]) -> float:
+    """Relative distance |A - B| / |B|."""
     return ((A - B).norm() / B.norm()).item()
 
 
 def error(r: Results, kind: str, formula: str = "") -> float:
-    """The largest over widths."""
+    """Largest relative error of the expected second derivative over the widths."""
     return float(r[f"{kind}_{formula or r.settings.formula}"].max())
 
 

@@ -59,6 +59,7 @@ def network(kind: str, channels: int, size: int, seed: int) -> nn.Sequential:
 
 
 def optimiser(s: NfaSloSettings, method: str, model: nn.Module) -> torch.optim.Optimizer:
+    """Optimiser of a method with its rate from the settings."""
     lr = dict(zip(METHODS, s.rates, strict=True))[method]
     if method == "adam":
         return torch.optim.Adam(model.parameters(), lr=lr)
@@ -72,6 +73,7 @@ def optimiser(s: NfaSloSettings, method: str, model: nn.Module) -> torch.optim.O
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Mean cross-entropy over all examples."""
     with torch.no_grad():
         return float(np.mean([F.cross_entropy(model(a), b).item() for a, b in zip(x.split(500), y.split(500), strict=True)]))
 

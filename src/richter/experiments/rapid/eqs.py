@@ -51,10 +51,12 @@ class KernelProblem:
 
     @property
     def K0(self) -> Tensor:
+        """Initial kernel."""
         return self.Psi.T @ self.Psi
 
     @property
     def evolution(self) -> OptimalFeatureEvolution:
+        """Optimal feature evolution of this problem."""
         return OptimalFeatureEvolution(self.K0, self.y, self.gamma)
 
 
@@ -69,10 +71,12 @@ def work(t: Task[RapidEqsSettings], run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def relative(a: Tensor, b: Tensor) -> float:
+    """Relative distance |a - b| / |b|."""
     return ((a - b).norm() / b.norm()).item()
 
 
 def alignments(K: Tensor, y: Tensor) -> Tensor:
+    """Alignment of each kernel with the labels."""
     return torch.einsum("n,tnm,m->t", y, K, y) / (K.flatten(1).norm(dim=1) * (y @ y))
 
 
@@ -109,6 +113,7 @@ def conserved(problem: KernelProblem, D: Tensor, K: Tensor) -> dict[str, ArrayLi
 
 
 def strong(problem: KernelProblem) -> OptimalFeatureEvolution:
+    """Evolution with three times the strength gamma."""
     return OptimalFeatureEvolution(problem.K0, problem.y, 3 * problem.gamma)
 
 
@@ -182,6 +187,7 @@ def pairs(draw: np.random.Generator) -> dict[str, float]:
 
 
 def network(weights: list[Tensor], activation: type[nn.Module]) -> nn.Sequential:
+    """Sequential network with these weights."""
     layers: list[nn.Module] = []
     for w in weights:
         linear = nn.Linear(w.shape[1], len(w), bias=False).double()
@@ -229,6 +235,7 @@ EXACT: dict[str, Any] = {"over": "seed", "paper": "exact", "source": "an identit
 
 
 def rival(text: str) -> Control:
+    """Control in which the rival of the formula takes its place."""
     return Control(text, {"form": "rival"})
 
 

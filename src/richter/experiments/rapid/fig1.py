@@ -80,6 +80,7 @@ def work(t: Task[RapidFig1Settings], run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def _connected(t: Task[RapidFig1Settings], run: Writer) -> Mapping[str, ArrayLike]:
+    """Learning curves, alignment and norm of a fully connected network's kernel."""
     s, (x, y) = t.settings, images(t.data, t.settings.n, t.seed)
     net = EvolvingNetwork.drawn(x, [x.shape[1], s.width, 10], t.sigma, t.seed)
     first = net.kernel()
@@ -132,12 +133,14 @@ class Convolutional(nn.Module):
 
     @staticmethod
     def body(x: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Outputs of two convolutions and a linear layer."""
         for W in weights[:2]:
             x = nn.functional.conv2d(x, W / W[0].numel() ** 0.5, stride=2, padding=1).relu()
         return nn.functional.linear(x.flatten(1), weights[2] / weights[2].shape[1] ** 0.5)
 
 
 def _convolutional(t: Task[RapidFig1Settings]) -> Mapping[str, ArrayLike]:
+    """Learning curves, alignment and norm of a convolutional network's kernel."""
     s, (x, y) = t.settings, images(t.data, t.settings.n, t.seed)
     model = Convolutional(s.channels, CONVOLUTIONAL[t.sigma], t.seed)
     K = ntk(model, x.float(), form="full")
@@ -183,6 +186,7 @@ def over(name: str) -> Number:
 
 
 def change(name: str) -> Number:
+    """Function that returns how much a number changed in training."""
     return lambda arrays: float(arrays[name][-1] - arrays[name][0])
 
 
@@ -239,6 +243,7 @@ def draw(results: Results) -> Figure:
 
 
 def losses(ax: Axes, r: Results, title: str) -> None:
+    """Draw the losses of the network and of both kernel descents."""
     for name, colour, style in (("network", "#222222", "-"), ("rescaled", COLOURS[1], "-."), ("kernel", COLOURS[0], "--")):
         band(ax, r["steps"][0], r[name], colour, name, style)
     label(ax, "step", "loss, sum (f - y)²", title, log="y", steps=True, legend=True)
@@ -253,6 +258,7 @@ BAR, ISSUE = "independent check, 2 seeds", "network < rescaled < kernel descent 
 
 
 def acceleration_claims(data: str, network: str, words: str) -> tuple[Claim, ...]:
+    """Claims about acceleration on these data and this network."""
     rich, lazy = (lambda n: about(n, "rich", data, network)), about(over("kernel"), "lazy", data, network)
     return (
         Claim(f"{words}: share of times after the first crossing at which not network < rescaled < kernel descent", rich(behind),

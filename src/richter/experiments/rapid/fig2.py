@@ -54,6 +54,7 @@ class KernelCase:
 
     @classmethod
     def of_digits(cls, n: int, seed: int, inputs: str, hidden: int, variance: float) -> KernelCase:
+        """Infinite-width kernel of MNIST digits with labels for even and odd."""
         digits = data.mnist(n, 1, seed=seed, standardise=False, flat=True, dtype=torch.float64)
         x = digits.x
         x = x / x.norm(dim=1, keepdim=True) * math.sqrt(x.shape[1]) if inputs == "unit" else (x - x.mean()) / x.std()
@@ -62,13 +63,16 @@ class KernelCase:
 
     @cached_property
     def frozen(self) -> OptimalFeatureEvolution:
+        """Evolution without feature learning (gamma = 0)."""
         return OptimalFeatureEvolution(self.K, self.y, 0.0)
 
     @cached_property
     def eigenvalues(self) -> Tensor:
+        """Eigenvalues of the kernel, largest first."""
         return torch.linalg.eigvalsh(self.K).flip(0)
 
     def evolution(self, gamma: float) -> OptimalFeatureEvolution:
+        """Optimal feature evolution of strength gamma, with the largest eigenvalue as unit of rates."""
         return OptimalFeatureEvolution(self.K, self.y, gamma, 1 / self.eigenvalues[0].item())
 
     def overlap(self, gamma: float) -> float:
@@ -157,10 +161,12 @@ def thresholds(r: Results) -> NDArray[np.float64]:
 
 
 def threshold_error(r: Results) -> float:
+    """Largest relative error of the predicted thresholds."""
     return float(np.abs(r["measured"] / thresholds(r) - 1).max())
 
 
 def against_naive(r: Results) -> float:
+    """Mean relative error of the predicted thresholds over that of the naive ones."""
     return float(np.abs(r["measured"] / thresholds(r) - 1).mean() / np.abs(r["measured"] / r["naive"] - 1).mean())
 
 
@@ -202,6 +208,7 @@ def late_slopes(r: Results) -> NDArray[np.float64]:
 
 
 def eq7_error(r: Results) -> float:
+    """Largest distance between Eq. 7 and the final alignment."""
     return float(np.abs(r["eq7"][0, ::6] - (r["A"][0, 0, 0] if r.settings.strength == "one" else r["final"][0])).max())
 
 
@@ -212,6 +219,7 @@ def gain(r: Results) -> float:
 
 
 def slope_gain(r: Results) -> float:
+    """Late slope of the strongest evolution less that of the weakest."""
     slopes = late_slopes(r)
     return float(slopes[3] - slopes[3 if r.settings.strength == "one" else 0])
 

@@ -58,13 +58,16 @@ class Student:
 
     @property
     def learned(self) -> Matrix:
+        """Learned vector of the linear student."""
         return np.asarray(self.V @ self.W / len(self.s))
 
     @property
     def y(self) -> Matrix:
+        """Labels of the teacher."""
         return self.X @ self.s
 
     def step(self, decay: float = 0.0) -> None:
+        """Take one step of gradient descent with weight decay."""
         e = self.S @ (self.learned - self.s) / len(self.s)
         keep = 1 - self.rate * decay / len(self.X)
         self.W, self.V = keep * self.W - self.rate * np.outer(self.V, e), keep * self.V - self.rate * self.W @ e
@@ -80,10 +83,12 @@ class Student:
         return self._gram(self.W @ self.W.T)
 
     def _gram(self, inner: Matrix) -> Matrix:
+        """Tangent kernel with this matrix in place of W^T W."""
         return np.asarray((self.X @ inner @ self.X.T + self.V @ self.V * self.X @ self.X.T) / len(self.s) ** 2)
 
 
 def relative(a: Matrix, b: Matrix) -> float:
+    """Relative distance |a - b| / |b|."""
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 

@@ -95,6 +95,7 @@ def ksm(A: NDArray[Any]) -> NDArray[Any]:
 
 
 def diagonal(A: NDArray[Any]) -> float:
+    """Mean diagonal of the kernel specialisation matrix."""
     return float(np.trace(ksm(A)) / len(A))
 
 
@@ -106,6 +107,7 @@ def gap(A: NDArray[Any]) -> float:
 
 def of_part(number: Callable[[NDArray[Any]], float], kind: Kind | None = None, part: Part | None = None
             ) -> Callable[[Results], float]:
+    """Claim's number for one part of the kernel."""
     return lambda r: number(task(r, kind)[part or r.settings.part][-1 if r.settings.last else 0])
 
 

@@ -111,6 +111,7 @@ def misfit(arrays: Mapping[str, NDArray[Any]], curve: str) -> float:
 
 
 def misfit_at(depth: int) -> Callable[[Results], float]:
+    """Claim's number at one depth."""
     def value(r: Results) -> float:
         (_, arrays), = r.where(depth=depth, multiple=r.settings.labels)
         return misfit(arrays, r.settings.curve)

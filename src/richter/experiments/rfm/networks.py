@@ -54,6 +54,7 @@ class RfmNetworksSettings:
 
 
 def network(s: RfmNetworksSettings, widths: list[int], seed: int) -> nn.Sequential:
+    """Network with a scaled first layer."""
     model = mlp(widths, bias=False, seed=seed)
     with torch.no_grad():
         model[0].weight.mul_(s.first)  # type: ignore[operator]
@@ -175,6 +176,7 @@ MISSED: Mapping[Scale, str] = {
 
 
 def claims(data: str, name: str, kinds: Mapping[str, str], missed: str = "") -> tuple[Claim, ...]:
+    """Claims about one data set."""
     return tuple(Claim(f"{name}: what is missing to 1 of the {words} of W^T W and M, over that of the best rival",
                        missing(data, kind), Interval(high=0.5), CONTROLS, paper="highly correlated", source=HALF, over="seed",
                        was=f"{words} >= 0.5, which the covariance of MNIST's pixels passes as M (cosine .56, diagonals .84)",

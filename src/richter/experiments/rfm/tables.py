@@ -55,6 +55,7 @@ def beats(other: str) -> Callable[[Results], float]:
 
 
 def gap(r: Results, classify: bool) -> float:
+    """Mean over tables of FACT's score less that of RFM."""
     scores = by_table(r, classify)
     return float((scores["fact"] - scores["rfm"]).mean())
 
@@ -97,6 +98,7 @@ def draw(results: Results) -> Figure:
 
 
 def draw_ranks(ax: Axes, results: Results, methods: list[str]) -> None:
+    """Draw the mean rank of each method."""
     from richter.report.drawing import COLOURS, label
     for i, (kind, classify) in enumerate((("classification", True), ("regression", False))):
         if any(bool(f["classify"]) == classify for _, f in results):
@@ -108,6 +110,7 @@ def draw_ranks(ax: Axes, results: Results, methods: list[str]) -> None:
 
 
 def draw_wins(ax: Axes, scores: Mapping[str, NDArray[np.float64]], methods: list[str]) -> None:
+    """Draw how often each method beats each other one."""
     from richter.report.drawing import label
     won = np.array([[np.mean(scores[a] > scores[b]) + np.mean(scores[a] == scores[b]) / 2 for b in methods] for a in methods])
     ax.imshow(won, cmap="PuOr", vmin=0, vmax=1)
@@ -121,6 +124,7 @@ def draw_wins(ax: Axes, scores: Mapping[str, NDArray[np.float64]], methods: list
 
 
 def draw_seconds(ax: Axes, results: Results, methods: list[str]) -> None:
+    """Draw the processor time of each method."""
     from richter.report.drawing import label
     seconds = [np.array([f["seconds"].mean() for t, f in results if t.method == m]) for m in methods]
     ax.boxplot([np.log10(s) for s in seconds], orientation="horizontal", tick_labels=methods, showfliers=False)

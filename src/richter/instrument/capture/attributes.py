@@ -64,6 +64,7 @@ class CopyBudget:
         self.left = left
 
     def allows(self, size: int) -> bool:
+        """Return whether a copy of this many bytes fits, and if so, subtract them from the budget."""
         if size > self.left:
             return False
         self.left -= size
@@ -80,6 +81,7 @@ class Original:
         self.place, self.copy = _place(tensor), self.alias.clone() if copied and not tensor.is_meta else None
 
     def changed(self) -> bool:
+        """Return whether the tensor was written to or moved, or its values differ from the copy, if there is one."""
         moved = _version(self.tensor) != self.version or _place(self.tensor) != self.place
         return moved or (self.copy is not None and not same_bits(self.tensor.detach(), self.copy))
 
@@ -107,6 +109,7 @@ def originals(tensors: Mapping[str, Tensor]) -> dict[str, Original]:
 
 
 def changed(tensors: Mapping[str, Original]) -> list[str]:
+    """Names of the tensors that have changed."""
     return [label for label, original in tensors.items() if original.changed()]
 
 
@@ -138,11 +141,13 @@ def _parts(t: Tensor) -> list[Tensor]:
 
 
 def _bits(t: Tensor) -> Tensor:
+    """View a tensor as integers of the same size, for comparisons bit by bit."""
     t = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
     return t.resolve_neg().view(INTEGERS[t.element_size()])
 
 
 def _version(t: Tensor) -> int | None:
+    """Return the count of in-place writes to a tensor; inference tensors have none."""
     return None if t.is_inference() else t._version
 
 
@@ -152,10 +157,12 @@ def _place(t: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]] | None:
 
 
 def size_of(t: Tensor) -> int:
+    """Bytes of a tensor, with the parts of a sparse one."""
     return sum(part.numel() * part.element_size() for part in _parts(t))
 
 
 def weight_bytes(model: nn.Module) -> int:
+    """Bytes of the dense parameters of a model."""
     return sum(size_of(p) for p in model.parameters() if p.layout is torch.strided)
 
 
@@ -250,10 +257,12 @@ def _base(box: dict[Any, Any]) -> Any:
 
 
 def _read_dict(box: dict[Any, Any]) -> tuple[Any, Any]:
+    """Return the keys and values of a dict without calling the overrides of a subclass."""
     return _base(box).keys(box), _base(box).values(box)
 
 
 def _write_dict(box: dict[Any, Any], keys: list[Any], values: list[Any]) -> None:
+    """Restore the keys and values of a dict, in their order, with as few writes as possible."""
     base, before = _base(box), dict(zip(keys, values, strict=True))
     for key in [key for key in base.keys(box) if key not in before]:
         base.pop(box, key)
@@ -276,6 +285,7 @@ keep_deque = contents(lambda box: (None, list(deque.__iter__(box))),
 
 
 def _own_dict(thing: Any) -> dict[str, Any]:
+    """Return the ``__dict__`` of an object; empty if it has none or is a proxy."""
     try:
         attributes = object.__getattribute__(thing, "__dict__")
     except Exception:  # it is somebody's proxy
@@ -285,11 +295,13 @@ def _own_dict(thing: Any) -> dict[str, Any]:
 
 @cached
 def slots(kind: type) -> tuple[Any, ...]:
+    """Descriptors of the ``__slots__`` of a class and its bases."""
     return tuple(place for base in kind.__mro__ if base.__flags__ & HEAP_TYPE and "__slots__" in vars(base)
                  for place in vars(base).values() if isinstance(place, types.MemberDescriptorType))
 
 
 def _read_slots(thing: Any) -> tuple[Any, Any]:
+    """Return the filled slots of an object, as descriptors and values."""
     found = {}
     for place in slots(type(thing)):
         with contextlib.suppress(AttributeError):  # nothing was put there yet
@@ -298,6 +310,7 @@ def _read_slots(thing: Any) -> tuple[Any, Any]:
 
 
 def _write_slots(thing: Any, places: list[Any], values: list[Any]) -> None:
+    """Restore the filled slots of an object."""
     for place in _read_slots(thing)[0]:
         if place not in places:
             place.__delete__(thing)
@@ -306,11 +319,13 @@ def _write_slots(thing: Any, places: list[Any], values: list[Any]) -> None:
 
 
 def _read_class(kind: type) -> tuple[Any, Any]:
+    """Return the names and values of a class's own attributes, without special ones."""
     own = {name: value for name, value in vars(kind).items() if not (name.startswith("__") or name == "_abc_impl")}
     return own.keys(), own.values()
 
 
 def _write_class(kind: type, names: list[str], values: list[Any]) -> None:
+    """Restore the attributes of a class."""
     for name in _read_class(kind)[0]:
         if name not in names:
             type.__delattr__(kind, name)
@@ -351,6 +366,7 @@ def _keep_function(function: types.FunctionType, budget: CopyBudget) -> KeptCont
 
 
 def _keep_tensor(t: Tensor, budget: CopyBudget) -> KeptContents:
+    """Record a tensor and its gradient, with a function that restores both."""
     if t.is_meta or t.is_nested:  # there are no numbers, or none that can be reached
         return NOTHING
     original = Original(t, copied=budget.allows(size_of(t)))
@@ -369,6 +385,7 @@ def _keep_tensor(t: Tensor, budget: CopyBudget) -> KeptContents:
 
 
 def _keep_array(a: np.ndarray, budget: CopyBudget) -> KeptContents:  # type: ignore[type-arg]
+    """Record a numpy array, with a copy if the budget allows one; otherwise it is read-only during the measurement."""
     if a.dtype.hasobject:
         objects = a.copy()
         return KeptContents(lambda: np.copyto(a, objects), a.ravel().tolist())
@@ -553,6 +570,7 @@ class Memory:
         return sentences
 
     def _add_module(self, module: nn.Module) -> None:
+        """Record the attributes and registries (parameters, buffers, hooks) of a module."""
         attributes = vars(module)
         self._seen.add(id(attributes))
         kept = keep_dict(attributes)
@@ -565,12 +583,14 @@ class Memory:
                 self._empty.append(box)
 
     def _add(self, kept: KeptContents) -> None:
+        """Keep what restores a container, and queue its values for the search."""
         if kept.restore is not None:
             self.kept.append(kept)
         if kept.values:
             (self._short if len(kept.values) <= LONG else self._long).append(kept)
 
     def _look_into(self, holder: KeptContents) -> None:
+        """Record the values of a container that have contents of their own, up to a maximal number of visits."""
         if not any(keepers(kind) or steps(kind) for kind in set(map(type, holder.values))):
             return  # often a container holds numbers alone, and then however many
         for key, value in zip(itertools.count() if holder.keys is None else holder.keys, holder.values, strict=False):
@@ -641,6 +661,7 @@ class Attributes:
                 self._buffers.append((module._buffers, dict(module._buffers)))
 
     def put_back(self) -> None:
+        """Restore all containers and the buffers of all modules."""
         for kept in self._kept:
             assert kept.restore is not None
             kept.restore()

@@ -60,6 +60,7 @@ class Curved(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        """Multiply the incoming gradient by the derivative saved in the forward pass."""
         return g * ctx.saved_tensors[0], None
 
 
@@ -79,6 +80,7 @@ class Silent(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of an embedding, computed only at positions whose incoming gradient is not zero."""
         (x, weight), positions = ctx.saved_tensors, g.flatten(0, -2)
         live = (positions.abs().amax(-1) != 0).nonzero()[:, 0]
         positions = positions[live]
@@ -242,6 +244,7 @@ class Pass:
 
 
 def _dense(d: Tensor) -> Tensor:
+    """Return a dense tensor, whether the given one is sparse or not."""
     return d.to_dense() if d.is_sparse else d
 
 
@@ -332,6 +335,7 @@ def by_vmap(network: Any, x: Inputs, V: Float[Tensor, "v n k"], names: Sequence[
 
 
 def _check_unwritten(state: State, versions: Sequence[int]) -> None:
+    """Raise an error if the forward pass wrote into a parameter."""
     for (name, p), version in zip(state.shared, versions, strict=True):
         if p._version != version:
             raise CaptureError(f"the forward pass wrote into parameter {name!r} on some inputs of the probe and not on its first "
@@ -419,11 +423,13 @@ class Recorder(TorchFunctionMode, Hooking):
             self.scope.path, self.scope.copies, self._thread, self._repeats = before
 
     def _begin(self, module: nn.Module, _: Any) -> None:
+        """Note that a module's forward begins."""
         if self._thread == threading.get_ident():
             self.scope.path.append(module)
             self.scope.called.add(module)
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Any) -> Any:
+        """Note that a module's forward ends, and record the output of an embedding."""
         if self._thread != threading.get_ident():
             return None
         if not isinstance(z, Tensor) or self.transformed():
@@ -455,11 +461,12 @@ class Recorder(TorchFunctionMode, Hooking):
         return z
 
     def transformed(self) -> bool:
-        """Is code running inside a transform of torch.func (vmap, grad, jvp)? Its tensors have no place in the graph of the
-        pass."""
+        """Return whether code runs inside a transform of torch.func (vmap, grad, jvp), whose tensors are outside the pass's
+        graph."""
         return torch._C._functorch.peek_interpreter_stack() is not None
 
     def differentiable(self, z: Tensor) -> bool:
+        """Return whether a gradient can reach this output."""
         return z.requires_grad
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -469,10 +476,12 @@ class Recorder(TorchFunctionMode, Hooking):
         return self.handled(func, args, kwargs or {})
 
     def handled(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a torch function by its handler if it has one, otherwise as it is."""
         handler = HANDLERS.get(func)
         return self.called(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
 
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a torch function, and note the precision in which it computes."""
         z = func(*args, **kwargs)
         if isinstance(z, Tensor) and z.requires_grad and z.dtype not in self.state.dtypes:
             self.state.computes_in(z.dtype)
@@ -512,11 +521,13 @@ class Recorder(TorchFunctionMode, Hooking):
         return handler(self, func, args, kwargs)
 
     def attended(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run scaled dot-product attention; in plain mode by its mathematical form, which can be differentiated twice."""
         if self.plain:
             return torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
         return self.multiplied(slice(3), Recorder.called, func, args, kwargs)
 
     def derived(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a function that differentiates inside the forward pass, and note that the model does so."""
         self.differentiates = True
         return self.called(func, args, kwargs)
 
@@ -576,12 +587,14 @@ class Shifted(Recorder):
         self.shifts, self.seen = list(shifts), list[Tensor]()
 
     def transformed(self) -> bool:
+        """False: a shifted forward pass runs outside of torch.func transforms."""
         return False
 
     def differentiable(self, z: Tensor) -> bool:
         return True
 
     def gated(self, which: str, gates: View, read: Tensor, weight: Tensor, z: Tensor) -> None:
+        """Raise the error for recurrent layers, which cannot be shifted."""
         raise CaptureError("a recurrent layer writes into its own memory, which cannot be shifted")
 
     def add(self, use: Use, z: Tensor, given: bool = False) -> Tensor:
@@ -604,10 +617,12 @@ Handler = Callable[[Recorder, Any, Any, Any], Any]  # of a call: the function, a
 
 
 def _reading(reader: Reader) -> Handler:
+    """Return the handler that records an operation by this reader."""
     return lambda recorder, *call: recorder.read(reader, *call)
 
 
 def _multiplying(operands: slice, reader: Reader) -> Handler:
+    """Return the handler of an operation whose given operands are multiplied by each other."""
     return lambda recorder, *call: recorder.multiplied(operands, _reading(reader), *call)
 
 

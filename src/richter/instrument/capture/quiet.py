@@ -101,16 +101,19 @@ class Guard:
         return sentences
 
     def _gradient_back(self, label: str) -> bool:
+        """Restore the gradient of a parameter; return whether its values are the original ones."""
         p, grad = self.grads[label]
         p.grad = grad
         return grad is None or not self.gradients[label].changed() or self.gradients[label].restore()
 
 
 def _names(labels: list[str]) -> str:
+    """List the first three labels, and the number of the others."""
     return ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
 
 
 def _outcome(lost: list[str]) -> str:
+    """Sentence that says whether the changes were undone."""
     return "It could not be put back: the model is too large for a copy to be kept." if lost else "It was put back."
 
 
@@ -139,6 +142,7 @@ class Detour:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
+        """Context in which the replacement is active for this thread."""
         owner = sys.modules.get(self.module)
         if not hasattr(owner, self.name):
             yield
@@ -152,6 +156,7 @@ class Detour:
             self._leave(owner)
 
     def _enter(self, owner: Any) -> None:
+        """Install the replacement, unless another thread has done so."""
         with self._lock:
             if self._instead is None or getattr(owner, self.name) is not self._instead:
                 self._usual = getattr(owner, self.name)
@@ -160,6 +165,7 @@ class Detour:
             self._threads += 1
 
     def _leave(self, owner: Any) -> None:
+        """Remove the replacement if no thread needs it any more."""
         with self._lock:
             self._threads -= 1
             if not self._threads and getattr(owner, self.name) is self._instead:  # nobody has put something else there since
@@ -168,10 +174,12 @@ class Detour:
 
 
 def _called(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+    """Stand-in for ``torch.utils.checkpoint`` that calls the function directly."""
     return function(*args)
 
 
 def _nothing_around(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """Stand-in for a context manager that does nothing."""
     yield
 
 
@@ -189,12 +197,14 @@ CONDITION = Detour("torch", "cond", lambda usual, taken: (
 
 
 def _branch(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any = ()) -> Any:
+    """Stand-in for ``torch.cond`` that runs the chosen branch in Python."""
     return (true_fn if pred else false_fn)(*operands)
 
 
 # The backward pass of torch's batch norm misreads the gradient of a single example that lies channels last:
 # docs/torch_batch_norm.py shows it.
 def _contiguous_gradient(usual: Callable[..., Any], taken: Taken) -> Callable[..., Any]:
+    """Wrap a norm so that gradients reach it contiguous, as its backward kernel needs them."""
     def norm(input: Any, *args: Any, **kwargs: Any) -> Any:
         z = usual(input, *args, **kwargs)
         if taken() and len(z) == 1 and z.requires_grad and torch._C._functorch.peek_interpreter_stack() is None:
@@ -340,6 +350,7 @@ def streams(model: nn.Module) -> list[Tensor]:
 
 
 def _restore(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
+    """Restore the states of random generators."""
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)
 

@@ -76,6 +76,7 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 @torch.no_grad()
 def _numbers(t: Tensor) -> Tensor:
+    """Fingerprint of a tensor of any layout and dtype: a random combination of its entries and their squared norm."""
     with torch._C.DisableTorchFunction():
         t = t.detach()
         if t.layout is not torch.strided:
@@ -116,6 +117,7 @@ def _as_it_lies(t: Tensor) -> Tensor:
 
 @functools.cache
 def _drawn(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Fixed random vector with which tensors are compared by their products."""
     return torch.randn(AT_ONCE, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device, dtype)
 
 
@@ -152,6 +154,7 @@ class Room:
         self._kept: list[Tensor] = []
 
     def kept(self, block: CheckpointBlock) -> list[Tensor]:
+        """Return the saved tensors of a block; it runs the block again unless its tensors are still held."""
         with self._lock:
             if self._of != block.number:
                 self._of, self._kept = -1, []
@@ -196,13 +199,16 @@ class CheckpointBlock:
         self.drawn = [] if all(map(torch.equal, self.drawn, streams(self.state.model))) else self.drawn
 
     def _keep(self, t: Tensor) -> int:
+        """Note the fingerprint of a saved tensor in place of the tensor; return its number."""
         self.kept.append(self._likeness(t))
         return len(self.kept) - 1
 
     def _likeness(self, t: Tensor) -> Likeness:
+        """Fingerprint of a tensor: shape, dtype, and products with a random vector."""
         return likeness(t, t.layout is torch.strided and t.untyped_storage().data_ptr() in self.stay)
 
     def _kept(self, number: int) -> Tensor:
+        """Return a saved tensor by its number; the block runs again if needed."""
         if self.hooks is not None:
             raise self.refused("it differentiates inside its forward pass")
         return self.room.kept(self)[number]
@@ -240,10 +246,12 @@ class CheckpointBlock:
         return [t for t, _ in kept]
 
     def refused(self, why: str = "it computes something else than the first time") -> CaptureError:
+        """Make the error for a block that cannot be run again."""
         return CaptureError(f"module {self.name!r} cannot be run again: {why}. {ANEW}")
 
 
 def _never(_: Any) -> Tensor:
+    """Raise the error for a block that differentiates inside its forward pass."""
     raise CaptureError("a block differentiates inside its forward pass, and not the first time it ran. Allow more memory=.")
 
 
@@ -270,6 +278,7 @@ class Checkpoints(Hooking):
             self._close()
 
     def _begin(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Begin a block at a module's forward, unless it lies inside another block."""
         inside = any(block is not None for _, block in self._open)
         functional = torch._C._functorch.peek_interpreter_stack() is not None
         block = None
@@ -285,6 +294,7 @@ class Checkpoints(Hooking):
                 pass
 
     def _close(self) -> nn.Module:
+        """End the innermost open module, and its block if it has one."""
         module, block = self._open.pop()
         if block is not None:
             block.close()
@@ -389,6 +399,7 @@ class Scale(Hooking):
         self._stack.close()
 
     def _begin(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note that a module's forward begins, with the tensors it was given."""
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         call = ModuleCall(name, self._running, set(self._placed(given)), [(weakref.ref(t), t._version) for t in given])
         self._running += (call,)
@@ -406,11 +417,13 @@ class Scale(Hooking):
                 break
 
     def _save(self, t: Tensor) -> Tensor | None:
+        """Note that autograd saves a tensor, and in which modules."""
         for place in self._placed([t]):
             self._saved.append((place, self._running))
         return t.detach() if self.hold else None  # kept as it is by the operation that made it, it would never be let go
 
     def _look(self, t: Tensor | None) -> Tensor:
+        """Return a saved tensor, or raise an error if it was not held."""
         if t is None:
             raise Wanted if self._open else CaptureError(STALE)
         return t
@@ -426,6 +439,7 @@ class Scale(Hooking):
                 yield place
 
     def _size(self, places: Iterable[Place]) -> int:
+        """Total bytes of some storages."""
         return sum(self._sizes[place] for place in places)
 
     def weight(self, reads: Iterable[Tensor]) -> Weight:

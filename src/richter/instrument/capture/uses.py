@@ -112,6 +112,7 @@ class ParameterPart:
 
 
 def _sorted(axes: Sequence[Axis]) -> list[Axis]:
+    """Axes longer than one, by falling stride."""
     return sorted((a for a in axes if a[0] > 1), key=lambda a: -a[1])
 
 
@@ -230,6 +231,7 @@ def _einsum(equation: str, *operands: Any) -> Contraction | None:
 
 
 def _labels(term: str, dots: Labels) -> Labels:
+    """Labels of a term of an einsum, with the ellipsis replaced by ``dots``."""
     before, ellipsis, after = term.partition("...")
     return (*before, *(dots if ellipsis else ()), *after)
 
@@ -299,6 +301,7 @@ class Scope:
                       and w.stride() == w._base.stride()}  # in forward mode a view of a weight has the weight without its tangent
 
     def view(self, module: nn.Module) -> View:
+        """View of a module's parameters as linear maps; empty if its type has none."""
         return self.views.get(module, ("", {}))[1]
 
     def contracted(self, args: Any, kwargs: Any, z: Tensor, parse: Parse) -> Iterator[Use]:
@@ -430,6 +433,7 @@ class Scope:
             yield from self.indexed(given["input"], given.get("index"), z)
 
     def _lookup(self, part: ParameterPart, rows: Tensor) -> Iterator[Use]:
+        """Yield the use of a table whose rows are looked up."""
         if len(part.axes) == 2 and part.scale == 1:
             yield from self._use(part, "lookup", [[], [part.axes[1]], [part.axes[0]]], rows)
 
@@ -468,6 +472,7 @@ class Scope:
 
     def _use(self, part: ParameterPart, kind: Any, roles: list[list[Any]], read: Tensor, order: tuple[int, ...] | None = None,
              shape: tuple[int, ...] = ()) -> Iterator[Use]:
+        """Yield the use of a parameter part as a linear map with these groups, outputs and inputs, if it has a name."""
         groups, d_out, d_in = (tuple(role) for role in roles)
         key = Key(kind, part.offset, *map(merged, (groups, d_out, d_in)))
         name = self._name(part, key) if part.distinct else None

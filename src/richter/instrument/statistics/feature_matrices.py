@@ -79,6 +79,7 @@ class Factor:
 
     @property
     def W(self) -> Float[Tensor, "r d_in"]:
+        """Weight, with its columns in tiles if it is large."""
         return torch.cat(list(self.tiles()), 1) if self.large else self._now
 
     def like(self, K: Tensor) -> Tensor:
@@ -96,6 +97,7 @@ class Factor:
 
     @cached_property
     def M(self) -> Float[Tensor, "r r"]:
+        """Gram matrix W W^T of the rows."""
         return self.times(self)
 
     @cached_property
@@ -105,10 +107,11 @@ class Factor:
 
     @property
     def unit(self) -> Float[Tensor, "r r"]:
-        """The identity, as a moment."""
+        """Identity matrix, in place of a moment of signals."""
         return self.like(torch.eye(self.shape[0]))
 
     def matrix(self, K: Tensor | None, halves: tuple[Tensor, Tensor] | None = None) -> FeatureMatrix:
+        """Feature matrix W^T K W, with those of both halves of random outputs for its error."""
         return FeatureMatrix(self, K, halves)
 
     def without_each(self, parts: Parts) -> Sizes | None:
@@ -173,14 +176,16 @@ class Projected:
 
     @cached_property
     def gram(self) -> Float[Tensor, "r r"]:
-        """The moment that stands for the identity."""
+        """Gram matrix of the basis, in place of the identity."""
         return self.bases.gram(self.name)
 
     @property
     def unit(self) -> Float[Tensor, "r r"]:
+        """Gram matrix of the basis, in place of the identity."""
         return self.gram
 
     def like(self, K: Tensor) -> Tensor:
+        """Convert a matrix to the device and precision of the factor."""
         return K.to(self.gram)
 
     def formed(self, sums: Sequence[Float[Tensor, "r r"]]) -> Float[Tensor, "g d"]:
@@ -193,6 +198,7 @@ class Projected:
         return self.formed([self.gram])[0]
 
     def matrix(self, K: Tensor | None, halves: tuple[Tensor, Tensor] | None = None) -> FeatureMatrix:
+        """Feature matrix that is formed, because the map has few inputs."""
         return Formed(self, K, halves)
 
     def without_each(self, parts: Parts) -> Sizes | None:
@@ -293,10 +299,12 @@ class FeatureMatrix:
     halves: tuple[Tensor, Tensor] | None = None  # of a sketched K: the noise of the two is independent
 
     def dense(self) -> Float[Tensor, "d_in d_in"]:
+        """W^T K W as a matrix (K = 1 for the NFM)."""
         W = self.factor.W
         return W.T @ W if self.K is None else W.T @ self.K @ W
 
     def diagonal(self) -> Float[Tensor, " d_in"]:
+        """Diagonal of W^T K W, without forming the matrix."""
         return torch.cat([(A * (A if self.K is None else self.K @ A)).sum(0) for A in self.factor.tiles()])
 
     def total(self) -> float:
@@ -314,6 +322,7 @@ class FeatureMatrix:
         return self.factor.M if self.K is None else self.K @ self.factor.M
 
     def _inner(self, other: FeatureMatrix) -> float:
+        """Frobenius inner product with another feature matrix, from the small factors."""
         A, B = self.K, other.K
         if self.factor is not other.factor:
             N = self.factor.times(other.factor)
@@ -355,6 +364,7 @@ class FeatureMatrix:
 
 
 def _multiple(K: Tensor, other: Tensor) -> bool:
+    """Return whether K is a multiple of another matrix up to rounding."""
     size = K.abs().max()
     K = K / size if size > 0 else K  # its squares stay within range
     scale = (K * other).sum() / other.square().sum()
@@ -369,6 +379,7 @@ class Formed(FeatureMatrix):
 
     @cached_property
     def matrix(self) -> Float[Tensor, "d_in d_in"]:
+        """Feature matrix, formed from its factor and cached."""
         flat = self.factor.identity if self.K is None else self.factor.formed([self.K])[0]
         return flat.view(self.factor.shape[1], -1)
 
@@ -386,10 +397,12 @@ class Formed(FeatureMatrix):
 
     @property
     def isotropic(self) -> bool:
+        """Return whether the covariance of signals is a multiple of the identity, so that AGOP and NFM are proportional."""
         return self.K is not None and _multiple(self.K, self.factor.gram)
 
 
 def feature_matrix(factor: Factor | Projected, K: Tensor | Sketched | None = None) -> FeatureMatrix:
+    """Feature matrix W^T K W of a factor; without K the NFM, with a sketched K its mean and halves."""
     if isinstance(K, Sketched):
         return factor.matrix(factor.like(K.mean), (factor.like(K.first), factor.like(K.second)))
     return factor.matrix(None if K is None else factor.like(K))
@@ -429,10 +442,12 @@ class Pair:
 
     @cached_property
     def F(self) -> FeatureMatrix:
+        """Neural feature matrix (NFM)."""
         return feature_matrix(self._factor)
 
     @cached_property
     def G(self) -> FeatureMatrix:
+        """Average gradient outer product (AGOP)."""
         return feature_matrix(self._factor, self._K())
 
     @property

@@ -56,6 +56,7 @@ class Features(Statistic):
 
 
 def _readable(subject: Subject) -> list[str]:
+    """Maps that read vectors, not indices of a table."""
     return [k for k in subject.maps if subject.survey.maps[k].kind != "lookup"]
 
 
@@ -143,6 +144,7 @@ class Layers:
 
     @property
     def C(self) -> int:
+        """Number of outputs per token."""
         return self.subject.survey.outputs // self.tokens
 
     @cached_property
@@ -154,6 +156,7 @@ class Layers:
 
     @cached_property
     def one_hot(self) -> bool:
+        """Return whether the targets are one-hot."""
         return one_hot(self.targets)
 
     @property
@@ -197,9 +200,11 @@ class Layers:
         return [k for k in self.subject.maps if not self.reasons[k]]
 
     def width(self, name: str) -> int:
+        """Number of features that a map reads per example or token."""
         return features_of(self.subject.survey.maps[name])
 
     def bytes(self, name: str) -> int:
+        """Bytes that the statistic holds for a map."""
         return self.held(self.width(name), self.C, self.subject.probe.n * self.tokens)
 
     def named(self, place: str) -> str:
@@ -245,9 +250,11 @@ class _OfLayers(Gathering):
             self.put(name, part, reading.rows.start)
 
     def put(self, name: str, part: FeatureRows, start: int) -> None:
+        """Add the features of some examples of a layer; ``start`` is the place of the first."""
         raise NotImplementedError
 
     def name(self, place: str) -> str:
+        """Map whose features a place shares; raise ``Missing`` if they were not finite."""
         name = self.layers.named(place)
         if name in self.broken:
             raise Missing(NOT_FINITE)
@@ -271,6 +278,7 @@ class OfRows(Statistic):
     place: Place = "read"
 
     def _layers(self, subject: Subject) -> Layers:
+        """Layers whose features are gathered."""
         return Layers(subject, partial(self.held, subject.groups))
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
@@ -349,6 +357,7 @@ class ClassMeans(_OfLayers):
         self.about: dict[str, list[Classes | None]] = {}  # of all rows, then without each group: the second pass
 
     def put(self, name: str, part: FeatureRows, start: int) -> None:
+        """Add some examples to the class means, or in the second pass to the scatter about them."""
         ids, group = part.Y.argmax(1), part.group.to(part.Y.device)
         if self.about:
             guesses = part.F.argmax(1)
@@ -427,6 +436,7 @@ class Scatter:
 
     @classmethod
     def of(cls, Z: Float[Tensor, "n d"]) -> Scatter:
+        """Count, mean and centred scatter matrix of some rows."""
         Z = Z.double()
         mean = Z.mean(0)
         Z = Z - mean
@@ -455,6 +465,7 @@ class Scatter:
 
 
 def _whole(parts: Sequence[Scatter]) -> Scatter:
+    """Sum of several scatters."""
     return functools.reduce(Scatter.__add__, parts)
 
 
@@ -488,17 +499,21 @@ class FeatureMoments:
 
     @property
     def n(self) -> int:
+        """Number of rows."""
         return self.scatter.n
 
     @property
     def C(self) -> int:
+        """Number of targets."""
         return (len(self.scatter.mean) - self.p) // 2
 
     @property
     def features(self) -> int:
+        """Number of features after the projection on the basis, if there is one."""
         return self.p if self.basis is None else len(self.basis)
 
     def _at(self, name: str) -> slice:
+        """Columns of features, targets or outputs in the joint scatter matrix."""
         return {"Phi": slice(self.p), "Y": slice(self.p, self.p + self.C), "F": slice(self.p + self.C, None)}[name]
 
     def mean(self, a: str) -> Float[Tensor, " a"]:
@@ -540,6 +555,7 @@ class FeatureMoments:
     Phi = None  # rows are not kept
 
     def sample(self, basis: Tensor | None = None) -> FeatureMoments:
+        """Return these moments; there are no single rows to take."""
         return self
 
 
@@ -554,6 +570,7 @@ class SampleRows:
 
     @property
     def Phi(self) -> Float[Tensor, "n p"]:
+        """Features, one row per example or token."""
         return self.Z[:, :self.p]
 
     def sample(self, basis: Float[Tensor, "p r"] | None = None) -> FeatureMoments:
@@ -602,6 +619,7 @@ class FeatureSums:
 
     @property
     def total(self) -> Scatter:
+        """Scatter of all rows added so far."""
         if self.waiting:
             self._settle()
         assert self.settled is not None  # it is made when the first rows come
@@ -617,6 +635,7 @@ class Samples(_OfLayers):
         self.sums: dict[str, dict[int, FeatureSums]] = {}  # by map and group
 
     def put(self, name: str, part: FeatureRows, start: int) -> None:
+        """Add the features, targets and outputs of some examples: as rows if they are few, otherwise as sums per group."""
         Z = torch.cat([part.Phi, part.Y, part.F], 1)
         if self._few(name):
             self.rows.setdefault(name, {})[start] = (Z, part.group)
@@ -627,6 +646,7 @@ class Samples(_OfLayers):
                 self.sums.setdefault(name, {}).setdefault(g, FeatureSums()).add(rows)
 
     def _few(self, name: str) -> bool:
+        """Return whether there are fewer rows than features, so that rows are stored in place of sums."""
         return len(self.layers.targets) < self.layers.width(name)
 
     def merge(self, other: Samples) -> None:
@@ -657,6 +677,7 @@ class Samples(_OfLayers):
         return [FeatureMoments(s, *self._common(name)) for s in scatter_without_each([s.total for _, s in sorted(sums.items())])]
 
     def _common(self, name: str) -> tuple[int, bool, float]:
+        """Number of features, whether targets are one-hot, and machine epsilon."""
         return self.layers.width(name), self.layers.one_hot, torch.finfo(self.layers.subject.network.dtype).eps
 
 

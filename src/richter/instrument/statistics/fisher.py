@@ -90,9 +90,11 @@ class FisherRoot(Cotangents):
     classes: int = field(default=0, compare=False)  # prepared: how many outputs have a softmax together
 
     def chosen(self, given: Cotangents | None, outputs: int, use: Use) -> Cotangents:
+        """Return these cotangents, whatever others were given."""
         return self  # the metric of cross-entropy is not a choice among outputs
 
     def prepare(self, subject: Any) -> Cotangents:
+        """Return a copy with the number of classes."""
         return replace(self, classes=subject.survey.shape[-1])
 
     def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
@@ -100,6 +102,7 @@ class FisherRoot(Cotangents):
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
+        """Rows of the symmetric square root of the metric of cross-entropy, for each token."""
         n, k, c = *f.shape, self.classes
         p = probabilities(f, c)
         eye = torch.eye(c, dtype=p.dtype, device=p.device)
@@ -125,6 +128,7 @@ class SampledRoot(Cotangents):
     exact = False
 
     def prepare(self, subject: Any) -> Cotangents:
+        """Return a copy with the number of classes."""
         return replace(self, classes=subject.survey.shape[-1])
 
     def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
@@ -132,6 +136,7 @@ class SampledRoot(Cotangents):
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
+        """Random combinations of the columns of a root of the metric, and last the direction of the labels."""
         p, (n, k), m = probabilities(f, self.classes), f.shape, self.signs_of.v
         V = torch.empty(block.indices(m + 1)[1] - block.indices(m + 1)[0], n, k, dtype=f.dtype, device=f.device)
         for i, v in enumerate(range(*block.indices(m + 1))):
@@ -161,6 +166,7 @@ class FisherKernel:
 
 
 def fisher_kernel(K: Float[Tensor, "n v n v"], labels: KernelTargets) -> FisherKernel:
+    """Norm, leading eigenvalue, and alignment with centred labels of a Fisher kernel."""
     K, y, _ = flat(K, labels)
     assert y is not None
     y = y - y.mean()
@@ -219,6 +225,7 @@ class FisherSketch(OfKernels):
     seed: int = 0
 
     def sampled(self, subject: Subject) -> Tangents:
+        """Tangents whose cotangents are random combinations of the Fisher metric's root."""
         return Tangents(subject, SampledRoot(RandomOutputs(self.draws, self.seed)).prepare(subject))
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
@@ -234,6 +241,7 @@ class FisherSketch(OfKernels):
 
 
 def _sketched(t: Tangents) -> Iterator[tuple[str, Estimate]]:
+    """Yield the estimate of each module from random combinations, with all groups of examples left out in turn."""
     subject = t.subject
     assert subject.Y is not None
     Y, counted = subject.Y[t.rows].double(), None if subject.counted is None else subject.counted[t.rows]

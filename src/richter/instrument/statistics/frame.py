@@ -182,6 +182,7 @@ class Wants:
 
     @property
     def takes_part(self) -> bool:
+        """Return whether a statistic reads anything of the pass."""
         return bool(self.maps) or self.outputs
 
     @property
@@ -243,7 +244,9 @@ class Statistic(Protocol):
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         return Wants()
 
-    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering: ...
+    def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
+        """Return an empty Gathering for this subject; ``needs`` are the gatherings of the statistics that it builds on."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -278,9 +281,11 @@ class Remembered(Gathering):
 
     @property
     def sweep(self) -> Sweep | None:  # type: ignore[override]
+        """Network on which the remembered gathering runs."""
         return self.gathering.sweep
 
     def _at(self, place: str) -> None:
+        """Forget the values of another place; only those of one place are held."""
         if place != self.place and not self.everywhere:
             self.values, self.missing, self.left_out, self.place = {}, {}, {}, place
 
@@ -319,10 +324,12 @@ class Derived(Statistic):
 
     @property
     def use(self) -> Use:  # type: ignore[override]
+        """Whether the statistics behind it are of kernels or means."""
         return "kernel" if any(s.use == "kernel" for s in leaves(self.needs)) else "mean"
 
     @property
     def place(self) -> Place:  # type: ignore[override]
+        """Kind of place of the statistics behind it."""
         return place_of(self.needs)
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
@@ -448,6 +455,7 @@ class Reading:
 
     @cached_property
     def _groups(self) -> list[tuple[int, slice]]:
+        """Group number and slice of the examples of each jackknife group."""
         groups = self.subject.groups
         return [(g, slice((g - self.rows.start) % groups, None, groups)) for g in range(groups)]
 
@@ -483,6 +491,7 @@ class Reading:
         return self._ready[key]
 
     def _whole(self, name: str) -> LayerCapture:
+        """Capture of a map now, with the initial one beside it if the pass has it."""
         plain = self.plain(name)
         before = None if self.before is None or name not in self.before else flat(ready(self.before[name], self.subject.wide))
         if plain is not None:
@@ -497,6 +506,7 @@ class Reading:
         return _masked(c, self.kept(name, c.g.shape[2]))
 
     def _projected(self, name: str, Q: Any) -> LayerCapture:
+        """Capture with signals projected by Q; as it is if Q is None."""
         c = self.capture(name, initial=True)
         assert c is not None
         return c if Q is None else replace(c, g=Q.rows(c.g), g0=None if c.g0 is None else Q.rows(c.g0))
@@ -527,6 +537,7 @@ def _masked_read(h: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _nothing(h: Tensor) -> Tensor:
+    """Inputs that stand for no input: zeros, or the index -1."""
     return torch.zeros_like(h) if h.is_floating_point() else torch.full_like(h, -1)
 
 
@@ -556,10 +567,12 @@ class ProbePass:
 
     @property
     def maps(self) -> list[str]:
+        """Names of all maps that some gathering wants."""
         return list(dict.fromkeys(k for w in self.wants for k in w.maps))
 
     @property
     def initial(self) -> bool:
+        """Return whether the initial network runs beside the current one."""
         return any(w.initial for w in self.wants) and self.subject.then is not None
 
     @cached_property
@@ -587,6 +600,7 @@ class ProbePass:
         return max(sum(self.sizes) if self.wants else 0, held + max((w.alone for w in self.wants), default=0))
 
     def chunk(self) -> int:
+        """Number of examples per chunk that fits the memory limit."""
         held, graph, each = self.sizes
         subject = self.subject
         return fitting(subject.memory - held, graph + each, min(subject.probe.chunk, subject.probe.n), subject.survey.drawn)
@@ -633,6 +647,7 @@ class ProbePass:
             self._round(network, families, 1, [], share, calls)
 
     def _families(self, entries: Sequence[Entry]) -> dict[Cotangents, list[Entry]]:
+        """Entries by their cotangents."""
         families: dict[Cotangents, list[Entry]] = {}
         for e in entries:
             families.setdefault(e.cotangents, []).append(e)

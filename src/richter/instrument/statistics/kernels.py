@@ -60,11 +60,13 @@ class KernelTargets:
 
     @property
     def Y(self) -> Float[Tensor, "n v"]:
+        """Labels of the kernel examples; raise ``Missing`` if there are none."""
         if self.given is None:
             raise Missing(NO_LABELS)
         return self.given
 
     def take(self, rows: Tensor) -> KernelTargets:
+        """Targets of some rows."""
         return KernelTargets(None if self.given is None else self.given[rows], None if self.keep is None else self.keep[rows])
 
 
@@ -86,10 +88,12 @@ class Tangents:
 
     @property
     def x(self) -> object:
+        """Inputs of the kernel examples."""
         return select(self.subject.x, self.rows)
 
     def job(self, units: Sequence[Unit], outputs: Form = "full", cotangents: Cotangents | None = None,
             v: int | None = None) -> Job:
+        """Kernel computation of some units on the kernel examples."""
         subject, chosen = self.subject, cotangents or self.cotangents
         V = subject.rowwise(chosen, "kernel", among=self.rows)
         network = replace(subject.network, audit=subject.audit and subject.audit.part("kernels"))
@@ -97,6 +101,7 @@ class Tangents:
 
     @cached_property
     def by_module(self) -> dict[str, list[Unit]]:
+        """Units by the module that owns them."""
         units: dict[str, list[Unit]] = {}
         for u in self.units:
             units.setdefault(u.module, []).append(u)
@@ -125,6 +130,7 @@ class Tangents:
 
     @property
     def groups(self) -> dict[str, int]:
+        """Number of jackknife groups of the kernel examples."""
         return {"examples": min(self.subject.groups, self.n)}
 
     # -------------------------------------------------------------------------------------------------------- sizes
@@ -271,6 +277,7 @@ class Estimates(Simple):
 
     @cached_property
     def known(self) -> dict[str, Estimate]:
+        """Estimates by module, computed once."""
         return dict(self.make())
 
     def value(self, place: str, without: Group | None = None) -> Any:
@@ -353,6 +360,7 @@ class _Gram(Simple):
             self.kept.add(name, reading)
 
     def _all(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the kernel of each module, then the whole one, in float64."""
         t, captures = self.t, self.kept.captures
         parts = ((module, t.contract(units, captures)) for module, units in t.by_module.items()) if captures else \
             t.anew("full")
@@ -403,6 +411,7 @@ class _KernelLabels(Simple):
 
     @cached_property
     def labels(self) -> KernelTargets:
+        """Labels of the kernel examples in the space of the cotangents."""
         return self.t.labels()
 
     def value(self, place: str, without: Group | None = None) -> KernelTargets:
@@ -566,6 +575,7 @@ class Pull:
         self.moved: Tensor | None = None  # h B^T of a chunk, "q n o"
 
     def _read(self, c: LayerCapture) -> Tensor:
+        """Inputs of a map as rows, with a column of ones for the bias."""
         ones = [c.h.new_ones(len(c.h), 1)] if self.unit.bias else []
         return torch.cat([c.h[:, 0], *ones] if self.unit.weight else ones, 1)
 
@@ -581,6 +591,7 @@ class Pull:
             self._add(torch.cat([z @ A for A in tiles], 1))
 
     def _add(self, B: Tensor) -> None:
+        """Add to the sum over chunks."""
         self.B = B if self.B is None else self.B.add_(B)
 
     def push(self, captures: Mapping[str, LayerCapture], whole: Mapping[str, Tensor], output: int) -> Float[Tensor, "q n"]:
@@ -598,6 +609,7 @@ class Pull:
         return pushed
 
     def end_of_chunk(self) -> None:
+        """Multiply the signals of the chunk by its inputs, and add them to the sum."""
         if self.signal is not None:
             self._add(torch.matmul(self.signal.mT, self.h).flatten(1))
         self.signal = self.moved = None
@@ -611,6 +623,7 @@ def products(t: Tangents, units: Sequence[Unit], Z: Float[Tensor, "q n v"]) -> F
 
 
 def _products(t: Tangents, units: Sequence[Unit], Z: Float[Tensor, "q n v"], room: int) -> Float[Tensor, "q n v"]:
+    """Products of the kernel with some vectors, K Z, by pulling them back to the weights and pushing forward."""
     subject, KZ = t.subject, torch.zeros(Z.shape, dtype=torch.float64, device=t.subject.home)
     for some in t.parameter_groups(2 * len(Z), units):
         job = replace(t.job(some, "trace"), same=False)

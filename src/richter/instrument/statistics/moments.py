@@ -70,9 +70,11 @@ class Through:
 
     @cached_property
     def _steps(self) -> list[slice]:
+        """Slices of columns of the size of a tile."""
         return steps(self.shape[0], max(1, TILE // self.shape[1]))
 
     def _scaled(self, parts: Sequence[Tensor]) -> Tensor:
+        """Concatenate the parts, each divided by its norm."""
         return torch.cat([A / norm for A, norm in zip(parts, self.norms, strict=True)], 1)
 
     def rows(self, g: Float[Tensor, "... o"]) -> Float[Tensor, "... r"]:
@@ -213,6 +215,7 @@ class GroupSums:
         return self
 
     def mean(self, without: int | None = None) -> Tensor | None:
+        """Mean over all groups, or without one; None if nothing was added."""
         chosen = [s for g, s in enumerate(self.sums) if g != without and s is not None]
         number = sum(c for g, c in enumerate(self.counts) if g != without)
         return total(chosen) / number if number and chosen else None
@@ -230,10 +233,12 @@ class RowSums(GroupSums):
     scale: float = 1.0
 
     def put(self, statistic: Moment, part: LayerCapture, group: int, number: int, share: float) -> None:
+        """Add the rows of a capture to a group."""
         assert statistic.rows is not None
         self.keep(group, statistic.rows(part), number, share)
 
     def keep(self, group: int, rows: Float[Tensor, "v n s r"], number: int, scale: float) -> None:
+        """Store rows of a group: in one block while there is room, then in a list."""
         flat = rows.flatten(0, -2)
         if self.store is None:
             self.store = flat.new_empty(*self.room, flat.shape[1])
@@ -247,6 +252,7 @@ class RowSums(GroupSums):
         self.scale = scale
 
     def _rows(self, group: int) -> list[Tensor]:
+        """Stored rows of a group."""
         filled = self.filled[group]
         return ([] if self.store is None or not filled else [self.store[group, :filled]]) + self.more[group]
 
@@ -329,6 +335,7 @@ class Moment(Statistic):
         return sums, rows if rows < sums else 0
 
     def _halves(self, subject: Subject, cotangents: Cotangents) -> int:
+        """2 if random outputs are added up in two halves, for a standard error; otherwise 1."""
         return 2 if self.halves and not cotangents.exact and subject.number(cotangents, "mean") > 1 else 1
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
@@ -474,6 +481,7 @@ def change(c: LayerCapture) -> Float[Tensor, "v n s o"]:
 
 
 def change_covariance(c: LayerCapture) -> Float[Tensor, "o o"]:
+    """Covariance of the output change of a map."""
     return covariance(change(c))
 
 

@@ -324,6 +324,7 @@ class PairGathering(Simple):
 
     @property
     def sweep(self) -> Sweep | None:  # type: ignore[override]
+        """Network that is compared with the initial one."""
         return self.pair.sweep
 
 
@@ -394,6 +395,7 @@ class Linearisation(PairGathering):
         return kept[Linearisation]  # type: ignore[no-any-return]
 
     def _found(self) -> tuple[str, str]:
+        """Return the first way of computing J0 dw that agrees with a backward pass, or the reasons why none does."""
         reasons, few = [], self.pair.few
         for way, product in WAYS.items():
             try:
@@ -409,6 +411,7 @@ class Linearisation(PairGathering):
         return CAPTURES, ""
 
     def _product(self, product: Callable[..., tuple[Pass, Tensor]], x: Any, seed: int) -> tuple[Pass, Tensor]:
+        """Outputs of the initial network, and J0 dw, computed in one way."""
         pair = self.pair
         return product(lambda state: pair.run(state, x, seed, plain=True), pair.first, pair.direction)
 

@@ -91,10 +91,12 @@ class ParameterVectors:
 
     @property
     def places(self) -> list[Tensor]:
+        """Parameters that a vector over all weights is made of."""
         return [self.subject.state[name] for name in self.names]
 
     @cached_property
     def size(self) -> int:
+        """Number of entries of a vector over all weights."""
         return sum(p.numel() for p in self.places)
 
     def parts(self, v: Float[Tensor, " p"]) -> dict[str, Tensor]:

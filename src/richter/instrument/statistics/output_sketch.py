@@ -57,17 +57,21 @@ class Combined(Cotangents):
 
     @property
     def looks(self) -> bool:  # type: ignore[override]
+        """Return whether cotangents depend on the labels."""
         return self.labelled
 
     def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
+        """Number of random combinations, and the sums over outputs and labels."""
         return self.draws + 1 + self.labelled
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
+        """Random combinations of outputs, then their sum, then the labels."""
         V = [self._row(v, f, Y, examples) for v in range(*block.indices(self.count(f.shape[1], use)))]
         return torch.stack(V) if V else f.new_zeros(0, *f.shape)
 
     def _row(self, v: int, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int]) -> Float[Tensor, "n k"]:
+        """One combination: random signs, ones, or the labels."""
         if v < self.draws:
             return self.signs_of.signs(examples, f.shape[1], [v])[0].to(f) / self.draws ** 0.5
         if v == self.draws:
@@ -123,6 +127,7 @@ class Bracket(NamedTuple):
 
     @property
     def stands_out(self) -> bool:
+        """Return whether the largest eigenvalue stands out from the others, so that the sketch brackets it."""
         larger = self.others > self.whole * self.value / _mean(self.above) if self.whole else self.others > 0
         return _mean(self.below) >= STANDS_OUT * _mean(self.above) and int(larger.sum()) <= CROWD
 
@@ -149,6 +154,7 @@ class Small:
 
     @property
     def m(self) -> int:
+        """Number of random combinations."""
         return len(self.sums.signs)
 
     def centred(self, keep: Float[Tensor, " n"]) -> Float[Tensor, "r r"]:
@@ -170,10 +176,12 @@ class Small:
 
     @cached_property
     def everything(self) -> Float[Tensor, " n"]:
+        """Weights that leave no example out."""
         return torch.ones_like(self.sums.number)
 
     @cached_property
     def M(self) -> Float[Tensor, "r r"]:
+        """Centred matrix of all examples and combinations."""
         return self.centred(self.everything)
 
     def _blocks(self, M: Float[Tensor, "r r"]) -> tuple[Float[Tensor, "m n m n"], Float[Tensor, "m m n"]]:
@@ -200,6 +208,7 @@ class Small:
 
     @cached_property
     def bracket(self) -> Bracket:
+        """Estimates of the largest eigenvalue: of all draws, and above and below it from draws inside and outside a sample."""
         M, m, n = self.M, self.m, len(self.examples)
         rows = self.draws.repeat_interleave(n)
         whole = top(M, torch.ones_like(M[0]), linalg.anywhere(len(M), M), CLOSE)
@@ -220,9 +229,11 @@ class Small:
 
     @cached_property
     def value(self) -> CentredKernel:
+        """Kernel quantities of all draws and examples."""
         return self._kernel(self.norm(self.M, self.everything), self.everything, lambda b: b.value)
 
     def without_draws(self, g: int) -> CentredKernel:
+        """Kernel quantities with one group of draws left out."""
         return self._kernel(self.norms_without[g], self.everything, lambda b: b.without(g))
 
     def without_examples(self, g: int) -> CentredKernel:
@@ -273,6 +284,7 @@ def mixed(M: Float[Tensor, "r r"], found: Top) -> tuple[float, Float[Tensor, " k
 
 
 def _root(square: Tensor) -> float:
+    """Square root of a number that rounding may have made negative."""
     return finite(square.clamp(min=0).sqrt().item())
 
 
@@ -294,6 +306,7 @@ class OutputSketch(OfKernels):
     """A CentredKernel from random combinations of each example's outputs, with groups of examples and of draws to leave out."""
 
     def combined(self, subject: Subject, cotangents: Cotangents) -> Tangents:
+        """Tangents of the kernel examples with random combinations of outputs as cotangents."""
         draws = draws_of(cotangents, len(subject.kernel_rows))
         t = Tangents(subject, Combined(cotangents, draws, subject.Y is not None))
         t.held = 16 * (len(t.by_module) + 1) * (t.n * t.v) ** 2  # the small matrices of all modules, as they are and centred
@@ -336,6 +349,7 @@ class _Drawn(Simple):
 
     @cached_property
     def known(self) -> dict[str, Small]:
+        """Sketched kernels by module, computed once."""
         t, home = self.t, self.t.subject.home
         s = sums(t, self.combined)
         draws, examples = (torch.arange(count, device=home) % self.groups[kind]
@@ -344,6 +358,7 @@ class _Drawn(Simple):
         return {name: Small(K, s, draws, examples, self._lacking(name)) for name, K in t.summed(kernels)}
 
     def _lacking(self, name: str) -> str:
+        """Reason why a module has no largest eigenvalue (it contains the read-out); empty if it may have one."""
         maps = {k for u in self.t.by_module.get(name, []) for k in u.maps}
         return READ_OUT if maps & set(self.t.subject.survey.readouts) else ""
 

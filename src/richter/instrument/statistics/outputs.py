@@ -96,6 +96,7 @@ class Moments:
 
     @classmethod
     def of(cls, f: Float[Tensor, "n k"], real: Float[Tensor, "n k"] | None) -> Moments:
+        """Count, mean, scatter and squares of outputs; ``real`` is 1 where an output counts."""
         if real is None:
             mean = f.mean(0)
             numbers, scatter, squares = f.new_tensor(len(f)), (f - mean).square().sum(), f.square().sum()
@@ -137,6 +138,7 @@ class _Spread(Gathering):
                     self._put(g, Moments.of(f, None if real is None else real[mine][some].to(f)))
 
     def _put(self, group: int, part: Moments) -> None:
+        """Add the moments of some examples to a group."""
         self.parts[group] = self.parts[group] + part if group in self.parts else part
 
     def merge(self, other: _Spread) -> None:
@@ -169,6 +171,7 @@ class Outputs(Statistic):
         return self if room else f"memory= cannot hold all outputs ({show_bytes(need)})"
 
     def _bytes(self, subject: Subject) -> int:
+        """Bytes of all outputs of the probe."""
         return subject.itemsize * subject.probe.n * subject.survey.outputs
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
@@ -191,10 +194,12 @@ class Answers:
 
     @property
     def f(self) -> Tensor:
+        """Outputs, without a group if one is left out."""
         return self.every if self.keep is None else self.every[self.keep.to(self.every.device)]
 
     @property
     def objective(self) -> Objective:
+        """Loss and labels of these outputs."""
         return self.objectives if self.keep is None else self.objectives.of_rows(self.keep)
 
     @property
@@ -226,10 +231,12 @@ class EachAnswers:
 
     @property
     def loss(self) -> NDArray[np.float64]:
+        """Losses, with each group left out in turn."""
         return np.array([answers.loss for answers in self.each])
 
     @property
     def right(self) -> NDArray[np.float64]:
+        """Accuracies, with each group left out in turn."""
         return np.array([answers.right for answers in self.each])
 
 
@@ -248,6 +255,7 @@ class _Outputs(Gathering):
 
     @cached_property
     def classes(self) -> Tensor | None:
+        """Class ids of the labels; None if the loss has no classes."""
         return None if self.subject.objective is None else self.subject.objective.classes
 
     def value(self, place: str, without: Group | None = None) -> Answers:

@@ -68,6 +68,7 @@ class SampledOutputs:
 
     @property
     def drawn(self) -> bool:
+        """Return whether only some of the outputs are in the sample."""
         return len(self.picked) < self.among
 
 
@@ -169,6 +170,7 @@ class Diagonal(OfKernels):
         return uniform(torch.arange(outputs) if Y is None else labelled(Y, t.rows).nonzero().flatten().cpu(), SAMPLED, draw)
 
     def _estimates(self, t: Tangents, sample: SampledOutputs) -> Iterator[tuple[str, Estimate]]:
+        """Yield the estimate of each module from the kernels of the sampled outputs."""
         if not len(sample.picked):
             raise Missing(NO_LABELS)
         labels = t.labels().given if t.cotangents.exact else None
@@ -213,6 +215,7 @@ class KeptCaptures:
 
     @property
     def possible(self) -> bool:
+        """Return whether the captures of all maps can be held, and the model draws nothing at random."""
         t, survey = self.t, self.t.subject.survey
         return not survey.drawn and all(k in survey.batched for k in t.maps) and self.loose_bytes <= t.memory // 4
 
@@ -240,6 +243,7 @@ class KeptCaptures:
 
     @property
     def products_bytes(self) -> int:
+        """Bytes of the products of two captures."""
         positions = max((self.t.subject.survey.maps[k].positions for k in self.t.maps), default=1)
         return 6 * self.t.subject.itemsize * min(NUMBERS, (self.t.n * positions) ** 2) + self.loose_bytes
 
@@ -345,6 +349,7 @@ class OutputByOutput(OfKernels):
 
 
 def output_by_output(name: str, single: Diagonal) -> OutputByOutput:
+    """Statistic of the kernels of single outputs: from the whole kernel where it is formed, otherwise output by output."""
     def sums(K: Float[Tensor, "n v n v"], labels: KernelTargets) -> Any:
         return single.sums(diagonal(K), labels.Y)
 
@@ -388,6 +393,7 @@ class SameOutput:
 
 
 def of_diagonal(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> SameOutput:
+    """y^T K y and |K| of each output's kernel, and |y|^2."""
     y = Y.T[:, :, None]
     norms = torch.linalg.vector_norm(K, dim=(1, 2))
     finite(norms.sum().item())
@@ -444,6 +450,7 @@ class CrossOutput:
 
 
 def crossed(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> CrossOutput:
+    """y^T K y of each output's kernel with each output's labels, and the norms."""
     norms = torch.stack([Kc.norm() for Kc in K])
     finite(norms.sum().item())
     return CrossOutput(torch.stack([((Kc @ Y) * Y).sum(0) for Kc in K]), norms, (Y * Y).sum(0))
@@ -483,6 +490,7 @@ class OwnKernels(OutputByOutput):
 
 
 def _kernels(K: Float[Tensor, "v n n"], Y: Float[Tensor, "n v"]) -> Float[Tensor, "v n n"]:
+    """Kernels on the device of the labels, in float64."""
     return K.to(Y.device, torch.float64)
 
 
@@ -512,6 +520,7 @@ class Evolved:
 
 
 def evolved(K: Float[Tensor, "v n n"], K0: Float[Tensor, "a m m"]) -> Evolved:
+    """Norms of the kernels now, at initialisation, and of their difference."""
     if K.shape != K0.shape:
         raise Missing(OTHER_KERNELS.format(now=tuple(K.shape), then=tuple(K0.shape)))
     return Evolved(*(finite(M.norm().item()) for M in (K, K0, K - K0)))

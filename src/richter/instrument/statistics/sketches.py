@@ -68,10 +68,12 @@ class Vectors:
         return self.t.subject.Y[self.t.rows[rows]]  # type: ignore[index]
 
     def _counted(self, rows: slice) -> Tensor | None:
+        """Mask of the outputs that count, of these rows; None if all do."""
         counted = self.t.subject.counted
         return None if counted is None else counted[self.t.rows[rows]]
 
     def _mean(self, v: int) -> float:
+        """Mean of a random vector over the outputs that count."""
         total, number = 0.0, 0.0
         for i in range(self.t.n):
             z, counted = self._plain(v, slice(i, i + 1)), self._counted(slice(i, i + 1))
@@ -147,6 +149,7 @@ class Whole:
             total[v] += d.reshape(-1)
 
     def add_grams(self, grams: Grams, vectors: Vectors) -> None:
+        """Add the Gram matrices of the sketched gradients of each module, without compression."""
         parts: dict[str, list[Tensor]] = {}
         for name, b in zip(self.names, self.B, strict=True):
             parts.setdefault(name.rpartition(".")[0], []).append(b)
@@ -204,6 +207,7 @@ class Compressed:
             part[:len(x) - whole] += x[whole:]
 
     def add_grams(self, grams: Grams, vectors: Vectors) -> None:
+        """Add the Gram matrices of the compressed gradients of each module; those of tables are exact."""
         give_back(weight_bytes(self.subject.model))  # what the passes have freed
         for table in self.tables:
             T = table.gram(self.subject, vectors)
@@ -270,6 +274,7 @@ class TableParameter:
 
     @property
     def maps(self) -> tuple[str, ...]:
+        """Maps of the table: its lookups, and the read-out if it is shared."""
         return self.lookups + ((self.readout,) if self.readout else ())
 
     def add(self, v: int, subject: Subject, calls: Sequence[Call], g: Sequence[Tensor], n: int) -> None:
@@ -338,6 +343,7 @@ def table_bytes(t: Tangents, table: TableParameter, vectors: int) -> int:
 
 
 def without_tables(names: Sequence[str], tables: Sequence[TableParameter]) -> list[str]:
+    """Names without those of tables."""
     return [k for k in names if k not in {table.parameter for table in tables}]
 
 
@@ -357,6 +363,7 @@ def no_table(t: Tangents, parameter: str) -> None:
 
 
 def _find_tables(t: Tangents, names: Sequence[str]) -> Iterator[TableParameter]:
+    """Yield the large embedding tables, which need no gradients of their own size."""
     subject, survey = t.subject, t.subject.survey
     for name in names:
         maps = survey.structured.get(name, ())
@@ -431,11 +438,13 @@ SKETCH = GradientSketch("sketched_kernel")
 
 
 def _compresses(t: Tangents) -> bool:
+    """Return whether gradients are so large that the sketch compresses them."""
     vectors = t.cotangents.vectors + 1
     return vectors * t.largest_gradient > t.subject.memory // 3 or len(t.parameter_groups(vectors)) > TURNS
 
 
 def _sketch(t: Tangents) -> Iterator[tuple[str, Estimate]]:
+    """Yield the estimate of each module from a sketch by random vectors."""
     vectors, grams, lacking, compresses = Vectors(t), Grams(), DRAWN.why_not(t.subject, t.cotangents), _compresses(t)
     for units in [t.units] if compresses else t.parameter_groups(vectors.q + 1):
         _gradients(t, vectors, units, Compressed if compresses else Whole).add_grams(grams, vectors)
