@@ -270,7 +270,7 @@ def test_a_cell_that_runs_twice_gets_a_run_of_its_own(tmp_path: Path) -> None:
     third = richter.Observer(mlp(), probe(), run=tmp_path / "first", measures=FEW, overwrite=True)
     third(0, loss=3.0)
     third.close()
-    losses = {run.name: run.scalar("loss").value.tolist() for run in richter.runs.find(tmp_path)}
+    losses = {run.name: run.scalars("loss").value.tolist() for run in richter.runs.find(tmp_path)}
     assert losses == {"first": [3.0], "first-2": [2.0]}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first", "first-2"]  # nothing is left of what was deleted
     (tmp_path / "first" / "notes.txt").write_text("mine")

@@ -63,7 +63,7 @@ def test_the_ends_are_known() -> None:
 
 def test_the_curves_are_those_of_loops() -> None:
     """Full-batch descent by autograd, and D <- D - lr J J^T D with the Jacobian of each output, step by step."""
-    a = acceleration(network(), X, Y, lr=0.01, steps=30, record=range(31))
+    a = acceleration(network(), X, Y, lr=0.005, steps=30, record=range(31), reduction="sum")
     model, x, y = network().double(), X.double(), nn.functional.one_hot(Y, 3).double()
     parameters = list(model.parameters())
 

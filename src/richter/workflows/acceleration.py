@@ -6,7 +6,8 @@
 
 The measured loss is compared with three that need only kernels: descent under the initial kernel; the same with the rate scaled
 to the final kernel's norm (the effect of a larger kernel that does not rotate); and optimal feature evolution with the gamma that
-the two kernels imply. All use the squared error sum (f - y)^2, and steps of size lr along the gradient of half of it.
+the two kernels imply. All descend on the squared error of ``nn.MSELoss``: its mean over examples and outputs, or with
+``reduction="sum"`` its sum.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Numbers = NDArray[np.float64]
+Reduction = Literal["mean", "sum"]
 RECORDED = 60  # default number of recorded steps
 MATERIAL = 0.9  # the gain is material if a loss is below this share of the other
 TITLES = {"network": "the network", "kernel": "its initial kernel", "rescaled": "the same, to the final norm",
@@ -46,7 +48,7 @@ TITLES = {"network": "the network", "kernel": "its initial kernel", "rescaled": 
 
 @dataclass(frozen=True)
 class Acceleration:
-    """Result of ``acceleration``. ``curves``: losses sum (f - y)^2 [t] at ``steps``, by name: network, kernel, rescaled, ofe."""
+    """Result of ``acceleration``. ``curves``: losses [t] at ``steps``, by name: network, kernel, rescaled, ofe."""
 
     steps: NDArray[np.int64]
     curves: Mapping[str, Numbers]
@@ -55,7 +57,8 @@ class Acceleration:
     norm: float  # final |K| / |K0|
     alignment: tuple[float, float]  # alignment of the kernel with the labels before and after, averaged over outputs
     evolution: Numbers = field(repr=False)  # alignment [t] of optimal feature evolution
-    lr: float  # along the gradient of sum (f - y)^2 / 2
+    lr: float
+    reduction: Reduction = "mean"  # of the losses, to whose gradient the rate belongs
     note: str = ""
 
     @property
@@ -91,21 +94,22 @@ class Acceleration:
 
 
 def acceleration(model: nn.Module, x: Tensor, y: Tensor, *, lr: float, steps: int = 1000,
-                 train_step: Callable[[nn.Module], Any] | None = None, loss: Literal["half sum", "mean"] = "half sum",
+                 train_step: Callable[[nn.Module], Any] | None = None, reduction: Reduction = "mean",
                  record: Sequence[int] | None = None, output: Output | None = None, chunk: int = 256,
                  memory: str | float = "2GiB") -> Acceleration:
     """Train a network, and compare it with training under fixed kernels. Kernels and losses are computed in eval mode.
 
     By default a copy of ``model`` takes ``steps`` full-batch steps of plain gradient descent of size ``lr`` on all of ``x``,
     ``chunk`` examples at a time. With ``train_step(model)``, called once per step, the model itself is trained; ``lr`` is then
-    the rate of the comparison. ``loss``: the loss that ``lr`` refers to, sum (f - y)^2 / 2, or the mean over examples and outputs
-    (``nn.MSELoss``). ``y``: class ids [n], or targets [n, k]. ``record``: steps at which losses are recorded, besides the first
+    the rate of the comparison. ``reduction``: of the squared error, as of ``nn.MSELoss``: its mean over examples and outputs, or
+    its sum. ``y``: class ids [n], or targets [n, k]. ``record``: steps at which losses are recorded, besides the first
     and the last. If the kernel of all outputs does not fit into ``memory``, each output's own kernel is used, and the note says
     so. """
     subject = unwrap(model) if train_step is not None else copy.deepcopy(unwrap(model))
-    _check(subject, x, lr, steps, loss)
+    _check(subject, x, lr, steps, reduction)
     Y = _targets(y, _outputs(subject, x, output, chunk))
-    rate = lr if loss == "half sum" else 2 * lr / Y.numel()
+    per = Y.numel() if reduction == "mean" else 1
+    rate = 2 * lr / per  # of sum (f - y)^2 / 2, on which everything below descends
     due = _due(steps, record)
     before = _Kernels.of(subject, x, output, memory, Y)
     _stable(before.whole, lr, rate)
@@ -116,9 +120,10 @@ def acceleration(model: nn.Module, x: Tensor, y: Tensor, *, lr: float, steps: in
     gammas, evolved, aligned = _evolution(before, after, Y, rate, due)
     sizes = before.own.flatten(1).norm(dim=1)
     curves = {"network": losses, "kernel": np.asarray(frozen.loss), "rescaled": np.asarray(rescaled.loss), "ofe": evolved}
+    curves = {name: losses / per for name, losses in curves.items()}
     gamma = float(np.nanmean(gammas / sizes.numpy())) if np.isfinite(gammas).any() else math.nan
     return Acceleration(np.array(due), curves, gamma, gammas, dynamics.norm_ratio(before.whole, after.whole),
-                        (before.alignment(Y), after.alignment(Y)), aligned, rate, before.note)
+                        (before.alignment(Y), after.alignment(Y)), aligned, float(lr), reduction, before.note)
 
 
 # ------------------------------------------------------------------------------------------------ kernels
@@ -229,7 +234,7 @@ def _picked(result: Any, output: Output | None) -> Float[Tensor, "n k"]:
 # ------------------------------------------------------------------------------------------------ arguments
 
 
-def _check(model: nn.Module, x: Tensor, lr: float, steps: int, loss: str) -> None:
+def _check(model: nn.Module, x: Tensor, lr: float, steps: int, reduction: str) -> None:
     if not isinstance(x, Tensor) or x.dim() == 0 or len(x) < 2:
         shape = f" of shape {tuple(x.shape)}" if isinstance(x, Tensor) else ""
         raise SelectionError(f"x is a {type(x).__name__}{shape}: give a tensor of "
@@ -241,8 +246,9 @@ def _check(model: nn.Module, x: Tensor, lr: float, steps: int, loss: str) -> Non
         raise SelectionError(f"lr={lr!r}: give a rate above 0.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise SelectionError(f"steps={steps!r}: give a number of steps, 1 or more.")
-    if loss not in ("half sum", "mean"):
-        raise SelectionError(f"loss={loss!r}: lr is the rate of 'half sum', sum (f - y)^2 / 2, or of the 'mean' of (f - y)^2.")
+    if reduction not in ("mean", "sum"):
+        raise SelectionError(f"reduction={reduction!r}: lr is the rate of the 'mean' of (f - y)^2 over examples and outputs, as of "
+                             f"nn.MSELoss(), or of its 'sum'.")
 
 
 def _targets(y: Tensor, f: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
@@ -298,7 +304,7 @@ def _drawn(a: Acceleration) -> Figure:
         looks = (("#222222", "-"), (COLOURS[0], "--"), (COLOURS[1], "-."), (COLOURS[2], ":"))
         for (colour, style), (name, title) in zip(looks, TITLES.items(), strict=True):
             line(left, a.steps, np.maximum(a.curves[name], 1e-300), colour, title, style)
-        label(left, "step", "loss, sum (f - y)²", "loss", log="y", steps=True, legend=True)
+        label(left, "step", f"loss, {a.reduction} of (f - y)²", "loss", log="y", steps=True, legend=True)
         line(right, a.steps, a.evolution, COLOURS[2], TITLES["ofe"], ":")
         right.plot([a.steps[0], a.steps[-1]], a.alignment, "o", color="#222222", label="the network, before and after")
         label(right, "step", "alignment of kernel and labels", f"alignment, gamma = {a.gamma:.2g}", steps=True, legend=True)
