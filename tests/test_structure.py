@@ -38,7 +38,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "instrument.evaluate": ("core", "measures", "instrument.capture", "instrument.cotangents", "instrument.statistics",
                             "instrument.subject", "instrument.survey"),
     "instrument.training": ("core", "instrument.snapshot"),
-    "instrument.verdict": ("core", "instrument.snapshot", "instrument.training", "measures.cards"),
+    "instrument.verdict": ("core", "instrument.snapshot", "instrument.training", "measures.cards", "runs"),
     "instrument": ("core", "layers", "kernels", "measures", "runs", "instrument"),
     "runs": ("core", "runs", "instrument.snapshot"),
     "report": ("core", "report", "runs", "instrument.snapshot", "instrument.training", "instrument.verdict", "measures.cards",

@@ -1093,3 +1093,24 @@ def test_more_outputs_than_memory_holds_labels_for(richter: ModuleType) -> None:
     model = initialised(nn.Sequential(nn.Linear(5, 1_000_000)))
     with refused("cannot hold the labels of 1,000,000 outputs for 12 examples.*pick fewer outputs", model=model):
         richter.measure(model, richter.Probe(X, Y), ["nfc"], memory="50MB")
+
+
+# ---------------------------------------------------------------------------------------------- inputs that the model cannot read
+
+@pytest.mark.parametrize(("model", "x", "words"), [
+    (nn.Linear(4, 3), torch.randn(20, 7),
+     r"\(Linear, weights of float32\) cannot read its inputs: given x \[n, 7\] of float32, model\(x\) raised RuntimeError"),
+    (nn.Linear(4, 3), torch.randn(20, 4).double(),
+     r"given x \[n, 4\] of float64, .* of the same shape and dtype, examples first"),
+    (nn.Linear(4, 3), torch.ones(20, 4, dtype=torch.uint8), r"given x \[n, 4\] of uint8"),
+    (nn.Embedding(10, 3), torch.randn(20, 2), r"given x \[n, 2\] of float32"),
+    (nn.Embedding(10, 3), torch.full((20, 2), 50), r"given x \[n, 2\] of int64, .* IndexError: index out of range"),
+    (nn.Linear(4, 3), {"x": torch.randn(20, 4)}, r"model\(\*\*x\) raised TypeError"),
+    (nn.Linear(4, 3), (torch.randn(20, 4), torch.randn(20, 2)),
+     r"x\[0\] \[n, 4\] of float32, x\[1\] \[n, 2\] of float32, model\(\*x\) raised TypeError")],
+    ids=["shape", "double", "bytes", "floats as ids", "ids too large", "a dict", "a tuple"])
+def test_inputs_that_the_model_cannot_read(richter: ModuleType, model: nn.Module, x: Any, words: str) -> None:
+    probe = richter.Probe(x, torch.arange(20) % 3)
+    for work in (richter.measure, richter.plan, lambda *given: richter.Observer(*given)(0)):
+        with pytest.raises(richter.core.ProbeError, match=words):
+            work(model, probe)

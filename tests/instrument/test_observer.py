@@ -257,6 +257,24 @@ def test_what_a_run_refuses(tmp_path: Path) -> None:
         richter.Observer(mlp(), probe(), run=tmp_path / "a", resume=True)
 
 
+@pytest.mark.parametrize(("step", "scalars", "words"), [
+    ("a", {}, r"watch\('a'\): the step is a str, and a whole number is needed, .*: watch\(step, loss=loss\)"),
+    (None, {}, r"watch\(None\): the step is a NoneType"), (0.5, {}, r"watch\(0.5\): the step is a float"),
+    (0, {"loss": "a"}, r"watch\(step, loss=...\) is 'a', a str, and one number is needed, .* text belongs into settings="),
+    (0, {"loss": torch.ones(3)}, r"loss=...\) is a tensor of shape \(3,\), and one number is needed, .* Give loss.mean\(\)"),
+    (0, {"accuracy": None}, r"accuracy=...\) is None, a NoneType")])
+def test_wrong_steps_and_scalars_are_one_sentence(step: Any, scalars: dict[str, Any], words: str) -> None:
+    """In the first call; later they are a warning, and the training goes on."""
+    watch = richter.Observer(mlp(), probe(), measures=FEW)
+    with pytest.raises(SelectionError, match=words):
+        watch(step, **scalars)
+    watch(0, loss=1.0)
+    with pytest.warns(richter.RichterWarning, match=words):
+        watch(step, **scalars)
+    watch(torch.tensor(3), loss=torch.tensor(2.0))
+    assert watch.scalars("loss").value.tolist()[-1] == 2.0
+
+
 def test_a_cell_that_runs_twice_gets_a_run_of_its_own(tmp_path: Path) -> None:
     """In a notebook the first Observer was never closed: the second run gets the next number, or the place of the first."""
     first = richter.Observer(mlp(), probe(), run=tmp_path / "first", measures=FEW)

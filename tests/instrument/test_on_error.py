@@ -271,12 +271,12 @@ def test_a_scalar_that_is_no_number(tmp_path: Path, value: Any) -> None:
 
 
 def test_a_step_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"step=1\.5"), \
+    with pytest.raises(SelectionError, match=r"watch\(1\.5\): the step is a float"), \
             richter.Observer(mlp(), probe(), run=tmp_path / "a", measures=FEW, when=[0]) as watch:
         watch(1.5, loss=1.0)  # type: ignore[arg-type]
     with richter.Observer(mlp(), probe(), run=tmp_path / "b", measures=FEW, when=[0]) as watch:
         watch(0, loss=1.0)
-        with pytest.warns(richter.RichterWarning, match=r"step=1\.5"):
+        with pytest.warns(richter.RichterWarning, match=r"watch\(1\.5\): the step is a float"):
             watch(1.5, loss=2.0)  # type: ignore[arg-type]
         watch(2, loss=3.0)
     assert richter.runs.load(tmp_path / "b").scalars("loss").value.tolist() == [1.0, 3.0]

@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import richter
 from judged import LOG, MOVED, START, STILL, TEN, Training, snapshot
-from richter.core import Failure, Labels, Mark, Row
+from richter.core import Failure, Labels, Mark, Row, SelectionError, StoreError
 from richter.core.values import FEW_BATCHES, MOVED_BUFFERS, NO_DATA, NO_HIDDEN
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.training import Margin, loss_name, summary
 from richter.instrument.verdict import diagnose, layer_regime, regime, regime_margin
+from richter.models import mlp
 
 
 def word(**given: Any) -> str:
@@ -615,3 +618,19 @@ def test_it_is_printed_whole() -> None:
                  "Cannot tell whether", "measured at step 100; the verdict would be ", "Advice: ", "Magnitude: 0.368(10)",
                  "Evidence: accuracy on the probe: 0.5 -> 0.95 (guessing: 0.1)"):
         assert part in text
+
+
+def test_diagnose_opens_the_folder_of_a_run(tmp_path: Path) -> None:
+    model, probe = mlp([4, 6, 3], seed=0), richter.Probe(torch.randn(80, 4, generator=torch.Generator().manual_seed(0)),
+                                                         torch.arange(80) % 3)
+    with richter.Observer(model, probe, run=tmp_path / "run", when=1, budget=None) as watch:
+        watch(0, loss=1.2)
+        with torch.no_grad():
+            model[0].weight.mul_(1.5)
+        watch(1, loss=1.0)
+    for folder in (tmp_path / "run", str(tmp_path / "run")):
+        assert str(richter.diagnose(folder)) == str(richter.diagnose(watch))
+    with pytest.raises(StoreError, match=r"contains no run .* `richter runs FOLDER` lists the runs"):
+        richter.diagnose(tmp_path)
+    with pytest.raises(SelectionError, match="a Snapshot, an Observer, a Run or the folder of one, not int"):
+        richter.diagnose(3)

@@ -183,7 +183,8 @@ class Frozen(nn.Linear):
     ({"lr": 5000.0}, r"lr=5000 is beyond stability: .* The largest stable lr is \d+"),
     ({"lr": -1.0}, r"lr=-1\.0: give a rate above 0"),
     ({"steps": 0}, "steps=0: give a number of steps"), ({"x": X[:1], "y": Y[:1]}, "two or more examples"),
-    ({"model": Frozen()}, r"\(Frozen\) has no trainable parameter"), ({"reduction": "none"}, "reduction='none': lr is the rate of"),
+    ({"model": Frozen()}, r"\(Frozen\) has no trainable parameter"),
+    ({"reduction": "none"}, "reduction='none': lr is the rate of"),
     ({"record": [0, 99]}, "whole numbers between 0 and steps=10"),
     ({"output": lambda out: 3}, "the model returns a int, not a tensor")])
 def test_bad_input(given: dict[str, Any], sentence: str) -> None:

@@ -306,6 +306,8 @@ def unknown(owner: str, what: str, name: str, known: Iterable[str], of: str = ""
 _UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12,
           "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # in torch's words
+DEVICE_LOST = ("CUDA error", "cuDNN error", "CUBLAS", "HIP error", "NCCL")  # after these nothing more can be computed there
 SMALL = 2 ** 26  # bytes; smaller arrays do not count for memory limits
 
 

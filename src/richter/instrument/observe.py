@@ -219,6 +219,25 @@ def due_at(when: When | None, steps: int | None) -> Due:
     return {_whole(step) for step in when}.__contains__ if isinstance(when, Iterable) else every(when)
 
 
+def _step(step: Any) -> int:
+    """The step of a call as a whole number."""
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise SelectionError(f"watch({step!r}): the step is a {type(step).__name__}, and a whole number is needed, that of the "
+                             f"training step: watch(step, loss=loss).") from None
+
+
+def _number(name: str, value: Any) -> float:
+    """A logged scalar as a number."""
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        seen = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r}, a {type(value).__name__}"
+        raise SelectionError(f"watch(step, {name}=...) is {seen}, and one number is needed, which is kept with the step. Give "
+                             f"{name}.mean() or {name}.item() of a tensor; text belongs into settings=.") from None
+
+
 def _whole(step: Any) -> int:
     try:
         return operator.index(step)
@@ -447,6 +466,12 @@ class Observer:
 
     def __call__(self, step: int, **scalars: Any) -> Snapshot | None:
         """Keep the scalars, and measure if this step is due. Returns the snapshot, if one was taken."""
+        try:
+            step = _step(step)
+        except SelectionError:
+            with self._tolerating(None, "a call without a step was ignored"):
+                raise
+            return None
         with self._guard:
             later = self._first and self.writer is not None and not self.writer.begun  # failing, it changes no resumed run
             self._schedule.come(step)
@@ -469,14 +494,14 @@ class Observer:
 
     def now(self, step: int) -> Snapshot | None:
         """Measure at once, whatever the schedule and the budget say. None if that failed (``watch.failures`` says why)."""
-        return self._attempt(step, now=True)
+        return self._attempt(_step(step), now=True)
 
     def _numbers(self, step: int, scalars: Mapping[str, Any]) -> dict[str, float]:
         """Scalars as numbers; one that is none is a mistake that the first call shows."""
         values = {}
         for name, value in scalars.items():
             with self._tolerating(step, f"the scalar {name!r} was not kept"):
-                values[name] = float(value.detach() if isinstance(value, Tensor) else value)
+                values[name] = _number(name, value)
         return values
 
     def _keep(self, step: int, values: Mapping[str, float]) -> None:

@@ -37,6 +37,7 @@ from richter.core import (
     SelectionError,
     StoreError,
 )
+from richter.core.values import DEVICE_LOST, NO_MEMORY
 from richter.instrument.snapshot import Series, Snapshot
 from richter.runs import Writer, create
 from richter.runs.format import plain_text, whole_step
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 BLOCK = 10_000  # scalars that are written at once when the disk has room again
 PATIENCE = 20  # a refused write is tried again after so many times the seconds that it took: it stays below 5 % of the time
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EROFS}
-NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")  # in torch's words
-DEVICE_LOST = ("CUDA error", "cuDNN error", "CUBLAS", "HIP error", "NCCL")  # after these nothing more can be computed there
 PACKAGE = str(Path(__file__).parents[1])
 
 

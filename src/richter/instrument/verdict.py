@@ -7,7 +7,9 @@ and ``function_change`` the word of each layer.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -180,14 +182,18 @@ class Diagnosis:
                 "layers": {v.layer: {"verdict": v.verdict, **v.evidence} for v in self.layers}}
 
 
-def diagnose(subject: Snapshot | Watched) -> Diagnosis:
-    """Read a Snapshot (measured with ``initial=``), an Observer or a Run: verdict, evidence, advice.
+def diagnose(subject: Snapshot | Watched | str | os.PathLike[str]) -> Diagnosis:
+    """Read a Snapshot (measured with ``initial=``), an Observer, a Run or its folder: verdict, evidence, advice.
 
     Whether anything was learned is read from the probe's labels in the first and the last measurement, and from the scalar that
     is the training's loss: ``loss``, ``train_loss``, ``training_loss`` or ``loss_train``, also spelt as ``train/loss``."""
+    if isinstance(subject, (str, os.PathLike)):
+        from richter.runs.reader import Run
+        with contextlib.closing(Run(subject)) as run:
+            return diagnose(run)
     snapshots = [subject] if isinstance(subject, Snapshot) else getattr(subject, "ends", None)  # of a Run: others are not read
     if snapshots is None and (snapshots := getattr(subject, "snapshots", None)) is None:
-        raise SelectionError(f"diagnose takes a Snapshot, an Observer or a Run, not {type(subject).__name__}.")
+        raise SelectionError(f"diagnose takes a Snapshot, an Observer, a Run or the folder of one, not {type(subject).__name__}.")
     failures = [str(failure) for failure in getattr(subject, "failures", ())]  # what could not be measured or written
     if not snapshots:
         raise SelectionError(". ".join(["nothing has been measured yet: call the Observer in the training loop first",

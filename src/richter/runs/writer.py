@@ -410,7 +410,7 @@ def _free(folder: Path) -> Path:
 
 def _taken(folder: Path) -> bool:
     """Whether a folder holds a run, or one that is being made. One whose process ended before its first write does not count."""
-    if folder.resolve() in _open or lock.held(folder / LOCK):
+    if lock.held(folder / LOCK):
         return True
     if not begun(folder):
         return bool(_others(folder))
@@ -428,7 +428,7 @@ def _outside() -> int:
 
 def _delete(folder: Path) -> None:
     """Delete the run in a folder, if there is one. A writer of this process is closed first."""
-    if (earlier := _open.get(folder.resolve())) is not None:
+    if (earlier := _open.get(folder.resolve())) is not None and lock.held(folder / LOCK):
         earlier.close()
     if not (folder / DATABASE).exists():
         return

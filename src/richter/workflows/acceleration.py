@@ -247,8 +247,8 @@ def _check(model: nn.Module, x: Tensor, lr: float, steps: int, reduction: str) -
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise SelectionError(f"steps={steps!r}: give a number of steps, 1 or more.")
     if reduction not in ("mean", "sum"):
-        raise SelectionError(f"reduction={reduction!r}: lr is the rate of the 'mean' of (f - y)^2 over examples and outputs, as of "
-                             f"nn.MSELoss(), or of its 'sum'.")
+        raise SelectionError(f"reduction={reduction!r}: lr is the rate of the 'mean' of (f - y)^2 over examples and outputs, "
+                             f"as of nn.MSELoss(), or of its 'sum'.")
 
 
 def _targets(y: Tensor, f: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:

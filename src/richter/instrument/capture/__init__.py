@@ -28,6 +28,7 @@ from richter.instrument.capture.forward import (
     index_of,
     pushed_forward,
     pushed_twice,
+    raised_by_model,
     written,
 )
 from richter.instrument.capture.quiet import differentiable_twice, quiet
@@ -53,5 +54,6 @@ from richter.instrument.capture.state import (
 __all__ = ["BACKUP_BYTES", "OF_TORCH", "TOGETHER", "ByExample", "Call", "Direction", "Inputs", "Output", "Own", "Pass",
            "Product", "Scale", "State", "Wanted", "Weight", "batch_statistics", "by_vmap", "check_finite", "copy_of", "count",
            "device_of", "differentiable_twice", "fingerprint", "forward", "index_of", "moved_in_last_place", "outputs_of",
-           "pushed_forward", "pushed_twice", "quiet", "running_norms", "same_bits", "select", "state_of", "to_device",
+           "pushed_forward", "pushed_twice", "quiet", "raised_by_model",
+           "running_norms", "same_bits", "select", "state_of", "to_device",
            "understood", "unkept", "unwrap", "weight_bytes", "written"]

@@ -354,6 +354,14 @@ def written(model: nn.Module, x: Inputs, output: Output | None = None) -> set[st
     return unkept(rehearsed)
 
 
+RAISED = "The model raised this"
+
+
+def raised_by_model(why: BaseException) -> bool:
+    """Whether the model raised an error, and not what is done with it."""
+    return any(note.startswith(RAISED) for note in getattr(why, "__notes__", ()))
+
+
 @contextlib.contextmanager
 def _noted(model: nn.Module, x: Inputs) -> Iterator[None]:
     """An error that the model raises says how it was called."""
@@ -362,7 +370,7 @@ def _noted(model: nn.Module, x: Inputs) -> Iterator[None]:
     except Exception as why:
         if not isinstance(why, RichterError):
             mode = "train" if model.training else "eval"
-            why.add_note(f"The model raised this when Richter called it on {count(x)} examples in {mode} mode, as model(x), "
+            why.add_note(f"{RAISED} when Richter called it on {count(x)} examples in {mode} mode, as model(x), "
                          f"model(*x) for a tuple or model(**x) for a dict. Make this call work after model.{mode}(); "
                          f"mode='train' measures a model in train mode.")
         raise

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from richter.core import Mark, Remark
-from richter.core.values import give_back
+from richter.core import Mark, ProbeError, Remark, RichterError
+from richter.core.values import DEVICE_LOST, NO_MEMORY, give_back
 from richter.instrument.capture import (
     OF_TORCH,
     Inputs,
@@ -29,6 +29,7 @@ from richter.instrument.capture import (
     count,
     fingerprint,
     forward,
+    raised_by_model,
     select,
     state_of,
     weight_bytes,
@@ -313,13 +314,31 @@ def renewed(network: Network, x: Inputs) -> Survey | None:
     return replace(known, maps=verified.maps, matrices=examine.matrices_of(whole))
 
 
+def _unreadable(model: nn.Module, x: Inputs, why: Exception) -> str:
+    """Say what the model was given when it raised an error on its first examples."""
+    parts = {f"x[{i}]": t for i, t in enumerate(x)} if isinstance(x, tuple) else x if isinstance(x, Mapping) else {"x": x}
+    given = ", ".join(f"{name} [n{''.join(f', {d}' for d in t.shape[1:])}] of {str(t.dtype).removeprefix('torch.')}"
+                      for name, t in parts.items())
+    kinds = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters()})
+    call = "model(**x)" if isinstance(x, Mapping) else "model(*x)" if isinstance(x, tuple) else "model(x)"
+    return (f"the model ({type(model).__name__}, weights of {' and '.join(kinds)}) cannot read its inputs: given {given}, {call} "
+            f"raised {type(why).__name__}: {str(why).rstrip('.')}. Make the probe of inputs as they enter the model in training, "
+            f"of the same shape and dtype, examples first: Probe(x, y). A model of several inputs takes a tuple or a dict.")
+
+
 def surveyed(model: nn.Module, x: Inputs, output: Output | None = None,
              memo: SurveyMemo | None = None, look: bool = True, memory: float = math.inf) -> tuple[set[str], State, Survey]:
     """(parameters that the forward pass writes into, aliases of all, the survey); from ``memo`` where it is known."""
     known = None if memo is None else memo.recall(model, x, output, look)
     if known is not None:
         return known
-    copied = written(model, x, output)
+    try:
+        copied = written(model, x, output)
+    except (RuntimeError, TypeError, ValueError, IndexError) as why:
+        passing = any(words in str(why) for words in (*NO_MEMORY, *DEVICE_LOST))
+        if passing or isinstance(why, RichterError) or not raised_by_model(why):
+            raise
+        raise ProbeError(_unreadable(model, x, why)) from why
     give_back(weight_bytes(model))
     state = state_of(model, copied=copied)
     result = examine.survey(model, x, state, output, memory)
