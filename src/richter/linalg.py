@@ -94,6 +94,7 @@ def lanczos(times: Callable[[NDArray[Any]], NDArray[Any]], start: NDArray[Any], 
 
 
 def _length(w: NDArray[Any]) -> float:
+    """Euclidean norm of a vector."""
     return math.sqrt(float(w @ w))
 
 
@@ -338,6 +339,7 @@ class Rows:
 
     @cached_property
     def member(self) -> Float[Tensor, "n groups"]:
+        """One-hot group of each row."""
         return torch.nn.functional.one_hot(self.group, self.groups).to(self.X.device, torch.float64)
 
     @cached_property
@@ -348,10 +350,12 @@ class Rows:
 
     @cached_property
     def squares(self) -> Float[Tensor, " n"]:
+        """Squared norm of each row."""
         return self.X.double().square().sum(1)
 
     @cached_property
     def gram(self) -> Float[Tensor, "n n"]:
+        """Gram matrix of the rows with a zero diagonal."""
         return (self.X @ self.X.T).double().fill_diagonal_(0)
 
     @cached_property
@@ -401,6 +405,7 @@ BLOCKS = 10  # blocks of ranks for errors of exponents
 
 
 def _square(K: Tensor, name: str = "K") -> Tensor:
+    """Return a square matrix; otherwise raise an error."""
     if K.dim() != 2 or K.shape[0] != K.shape[1] or K.shape[0] == 0:
         raise SelectionError(f"{name} has shape {tuple(K.shape)}; give a square kernel matrix [n, n].")
     return K

@@ -110,6 +110,7 @@ def _check_words(e: Experiment) -> None:
 
 
 def _check_claim(e: Experiment, c: Claim) -> None:
+    """Raise an AssertionError unless a claim of an experiment can be judged."""
     _require(math.isfinite(c.expect.low) or math.isfinite(c.expect.high), f"{e.name}: the claim {c.text!r} cannot fail.")
     _require(bool(c.source), f"{e.name}: the claim {c.text!r} does not say where its bar comes from.")
     _require(bool(c.rivals), f"{e.name}: the claim {c.text!r} has no control, so it may hold of anything.")
@@ -188,6 +189,7 @@ def _check_affine(calls: list[Call], z: Tensor) -> None:
 
 
 def _kernel_by_autograd(model: nn.Module, x: Tensor) -> Tensor:
+    """Tangent kernel by one backward pass per example and output."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     rows = []
     for i in range(len(x)):
@@ -309,6 +311,7 @@ def _distance(predicted: Any, simulated: Any) -> float:
 
 
 def _arrays(result: Any) -> list[np.ndarray]:
+    """Results of a theory as numpy arrays."""
     if isinstance(result, Prediction):
         result = result.value
     parts = result if isinstance(result, tuple) else (result,)
@@ -316,5 +319,6 @@ def _arrays(result: Any) -> list[np.ndarray]:
 
 
 def _require(true: bool, sentence: str) -> None:
+    """Raise an AssertionError with this sentence unless a condition is true."""
     if not true:
         raise AssertionError(sentence)

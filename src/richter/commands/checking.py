@@ -23,6 +23,7 @@ OUTCOMES = {"fails": "fails, as it must", "fails on average": "fails on average 
 
 
 def arguments(p: argparse.ArgumentParser) -> None:
+    """Add the options of commands that run experiments."""
     p.add_argument("--scale", choices=("smoke", "paper"), default="smoke", help="about a minute, or the paper's own sizes")
     p.add_argument("--store", type=Path, help="folder of the runs (default: RICHTER_RUNS, or runs)")
     p.add_argument("--workers", type=int, default=1, help="processes")
@@ -89,6 +90,7 @@ def lacking(e: Experiment, scale: str) -> str:
 
 
 def _shown(c: Checked) -> str:
+    """Table of the claims of an experiment and their controls."""
     from richter.experiments.ledger import number
     rows = [("claim", "paper", "ours", "bar", "verdict")]
     for f in c.findings:

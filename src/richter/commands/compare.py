@@ -48,6 +48,7 @@ def do(args: argparse.Namespace) -> int:
 
 
 def _checkpoints(args: argparse.Namespace) -> tuple[dict[str, Any], list[str], Comparison]:
+    """Compare two checkpoints of the user's model."""
     from richter.core import SelectionError
     from richter.workflows import compare
     from richter.workflows.checkpoints import built, examples, load
@@ -60,6 +61,7 @@ def _checkpoints(args: argparse.Namespace) -> tuple[dict[str, Any], list[str], C
 
 
 def _runs(args: argparse.Namespace) -> tuple[dict[str, Any], list[str], Comparison | None]:
+    """Compare two runs, or two steps of one run."""
     from richter.core import SelectionError, StoreError
     from richter.report import beside
     from richter.report.comparison import about, between, steps_of

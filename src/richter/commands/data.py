@@ -10,14 +10,17 @@ from richter.core.values import table
 
 
 def _names(p: argparse.ArgumentParser) -> None:
+    """Add the argument for several names."""
     p.add_argument("name", nargs="+")
 
 
 def _name(p: argparse.ArgumentParser) -> None:
+    """Add the argument for one name."""
     p.add_argument("name")
 
 
 def _fetch(args: argparse.Namespace) -> int:
+    """Fetch data sets, and print their folders."""
     from richter.tasks import store
     for name in args.name:
         print(store.fetch(name))
@@ -25,6 +28,7 @@ def _fetch(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
+    """Print all data sets, and which are here."""
     from richter.core import show_bytes
     from richter.tasks import store
     sets = store.available()
@@ -38,6 +42,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _where(args: argparse.Namespace) -> int:
+    """Print the folder of a data set."""
     from richter.tasks import store
     print(store.need(args.name))
     return 0

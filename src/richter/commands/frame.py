@@ -82,6 +82,7 @@ def as_json(value: Any) -> str:
 
 
 def _finite(v: Any) -> Any:
+    """Replace NaN and infinities by None, also inside lists and dicts, because JSON has none."""
     if isinstance(v, dict):
         return {k: _finite(w) for k, w in v.items()}
     if isinstance(v, (list, tuple)):

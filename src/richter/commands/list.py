@@ -31,6 +31,7 @@ def do(args: argparse.Namespace) -> int:
 
 
 def _experiments() -> list[dict[str, Any]]:
+    """Facts about all experiments, with verdicts and costs from their records."""
     from richter.experiments import CATALOGUE
     from richter.experiments.ledger import records, verdict_of
     kept = records()
@@ -42,17 +43,20 @@ def _experiments() -> list[dict[str, Any]]:
 
 
 def _measures() -> list[dict[str, Any]]:
+    """Facts about all measures."""
     from richter.measures import DEFAULT, facts
     return [{"name": name, "ref": str(m["ref"] or ""), "default": name in DEFAULT, "title": m["card"].title,
              "sentence": m["card"].sentence} for name, m in facts().items()]
 
 
 def _theories() -> list[dict[str, Any]]:
+    """Facts about all theories."""
     from richter.theory import CATALOGUE
     return [{"name": name, "ref": str(t["ref"]), "title": t["title"]} for name, t in CATALOGUE.facts().items()]
 
 
 def _experiment_table(rows: list[dict[str, Any]]) -> str:
+    """Table of experiments for a terminal."""
     return table([("experiment", "where", *SCALES, "data", "what"), *(
         (e["name"], e["ref"], *(_outcome(e, scale) for scale in SCALES), _needs(e), e["title"]) for e in rows)])
 
@@ -65,16 +69,19 @@ def _outcome(e: Mapping[str, Any], scale: str) -> str:
 
 
 def _needs(e: Mapping[str, Any]) -> str:
+    """Data sets that an experiment needs."""
     return ", ".join([*e["data"], *(f"{name} (paper)" for name in e["more_data"])]) or "none needed"
 
 
 def _measure_table(rows: list[dict[str, Any]]) -> str:
+    """Table of measures for a terminal."""
     lines = table([("  measure", "where", "what"),
                    *((f"{'*' if m['default'] else ' '} {m['name']}", m["ref"], m["sentence"] or m["title"]) for m in rows)])
     return f"{lines}\n\n* measured by default"
 
 
 def _theory_table(rows: list[dict[str, Any]]) -> str:
+    """Table of theories for a terminal."""
     return table([("theory", "where", "what"), *((t["name"], t["ref"], t["title"]) for t in rows)])
 
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 
 def machine(parser: argparse.ArgumentParser) -> None:
+    """Add the option --json."""
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
 def store(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for a folder of runs."""
     parser.add_argument("store", nargs="?", type=Path, help="a folder (default: RICHTER_RUNS, or runs)")
 
 

@@ -37,6 +37,7 @@ def do(args: argparse.Namespace) -> int:
 
 
 def _of_run(path: Path, name: str) -> tuple[list[float], list[float], None]:
+    """Steps and values of a logged curve of a run."""
     import math
 
     from richter.core import unknown
@@ -50,6 +51,7 @@ def _of_run(path: Path, name: str) -> tuple[list[float], list[float], None]:
 
 
 def _of_file(path: Path) -> tuple[list[float], list[float], list[float] | None]:
+    """Columns x, loss and, if it is there, error of a .csv file."""
     import csv
 
     from richter.core import DataError
@@ -78,6 +80,7 @@ def _of_file(path: Path) -> tuple[list[float], list[float], list[float] | None]:
 
 
 def _is_number(cell: str) -> bool:
+    """Return whether a cell is a number."""
     try:
         float(cell)
     except ValueError:

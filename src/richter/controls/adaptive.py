@@ -45,6 +45,7 @@ class AdaptiveSLO(SLO):
         super().__init__(params, lr, eps=eps, base=base, weight_decay=weight_decay, maximize=maximize, foreach=foreach)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group, which must name its layer."""
         if not isinstance(param_group.get("layer"), str):
             raise SelectionError("AdaptiveSLO: a parameter group does not say which layer it is, so it cannot be chosen. "
                                  "Pass slo_groups(model), or groups with a name under 'layer'.")
@@ -54,6 +55,7 @@ class AdaptiveSLO(SLO):
         super().add_param_group({**param_group, "speed": 1 / self.s})
 
     def _choose(self) -> None:
+        """Choose the layer with the smallest richness, if it is time, and set all speeds."""
         if self.steps % self.every == 0:
             with torch.enable_grad():
                 values = self.richness()
@@ -66,6 +68,7 @@ class AdaptiveSLO(SLO):
         self.steps += 1
 
     def _poorest(self, values: Mapping[str, float]) -> str | None:
+        """Layer with the smallest richness; None if none may be chosen."""
         if not isinstance(values, Mapping) or not values:
             raise SelectionError(f"richness() returned {values!r}; a number for each layer is needed, e.g. {{'0': 0.3}}.")
         for name in values:
@@ -75,6 +78,7 @@ class AdaptiveSLO(SLO):
         return min(left, key=left.__getitem__, default=None)
 
     def _layers(self) -> list[str]:
+        """Names of the layers of all groups."""
         return [group["layer"] for group in self.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
@@ -82,6 +86,7 @@ class AdaptiveSLO(SLO):
         return {**super().state_dict(), "adaptive": {"steps": self.steps, "history": list(self.history)}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of an AdaptiveSLO, with its steps and choices."""
         if "adaptive" not in state_dict:
             raise SelectionError("load_state_dict: this is not the state of an AdaptiveSLO: it has no steps and choices.")
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "adaptive"})
@@ -94,6 +99,7 @@ class AdaptiveSLO(SLO):
 
 
 def _positive(every: Any) -> int:
+    """Return a positive whole number; otherwise raise an error."""
     try:
         steps = operator.index(every)
     except TypeError:

@@ -31,6 +31,7 @@ class BaseDirection:
         self.optimiser.add_param_group({"params": self._standing(params)})
 
     def _standing(self, params: Sequence[Tensor]) -> list[nn.Parameter]:
+        """Make zero parameters on which the base optimiser takes its steps."""
         self.standins.update({p: nn.Parameter(torch.zeros_like(p, requires_grad=False)) for p in params})
         return [self.standins[p] for p in params]
 

@@ -35,6 +35,7 @@ def slo_groups(model: nn.Module, speeds: Mapping[str, float] | None = None, defa
 
 
 def _speed(name: str, by_pattern: dict[str, float], default: float) -> float:
+    """Speed of a layer: by its name, by the last matching pattern, or the default."""
     if name in by_pattern:
         return by_pattern[name]
     return next((speed for pattern, speed in reversed(by_pattern.items()) if matches(name, pattern)), default)

@@ -179,6 +179,7 @@ def _fit(stage: ChainStage, examples: tuple[Tensor, Tensor], held_out: tuple[Ten
 
 @torch.no_grad()
 def _loss(stage: ChainStage, a: Tensor, y: Tensor, loss: Loss) -> float:
+    """Mean loss of a stage over all examples, in evaluation mode."""
     with evaluated(nn.ModuleList(stage.modules)):
         parts = [(loss(stage(h), c).item(), len(h)) for h, c in zip(a.split(EVALUATED), y.split(EVALUATED), strict=True)]
     return sum(value * n for value, n in parts) / len(a)
@@ -186,11 +187,13 @@ def _loss(stage: ChainStage, a: Tensor, y: Tensor, loss: Loss) -> float:
 
 @torch.no_grad()
 def _through(stage: ChainStage, a: Tensor) -> Tensor:
+    """Outputs of a stage for all examples, in evaluation mode."""
     with evaluated(nn.ModuleList(stage.modules)):
         return torch.cat([stage(part) for part in a.split(EVALUATED)])
 
 
 def _check(stages: Sequence[ChainStage]) -> None:
+    """Raise an error unless every layer of the chain can be trained on its own."""
     for stage in stages:
         if not isinstance(stage.module, TRAINABLE):
             raise SelectionError(f"layer {stage.name!r} is a {type(stage.module).__name__}: training layer by layer is for dense "
@@ -220,6 +223,7 @@ def _check_labels(model: nn.Module, x: Tensor, y: Any, where: str = "") -> None:
 
 def _split(x: Tensor, y: Tensor, validation: float | tuple[Tensor, Tensor], seed: int
            ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Training and validation examples."""
     if isinstance(validation, (tuple, list)) and len(validation) == 2 and all(
             isinstance(t, Tensor) and len(t) for t in validation):
         return (x, y), (validation[0], validation[1])

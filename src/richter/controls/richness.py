@@ -115,6 +115,7 @@ class Scaled(nn.Module):
         return f if self.output == 1 else self.output * _tensor(f, "Scaled(output=...)")
 
     def extra_repr(self) -> str:
+        """Scales as text for the module's repr."""
         return f"input={self.input:g}, output={self.output:g}"
 
 
@@ -152,11 +153,13 @@ def last_layer_only(model: nn.Module, layer: str | None = None) -> AbstractConte
 
 
 def _positive(value: Any, what: str) -> None:
+    """Raise an error unless a value is a positive finite number."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
         raise SelectionError(f"{what} is {value!r}: a finite number above 0 is needed; 1 changes nothing.")
 
 
 def _tensor(f: Any, what: str) -> Tensor:
+    """Return the model's output if it is a tensor; otherwise raise an error."""
     if not isinstance(f, Tensor):
         raise SelectionError(f"{what}: the model returns a {type(f).__name__}, and one tensor is needed. Wrap the part of it "
                              f"that returns its outputs.")

@@ -40,6 +40,7 @@ class SLO(torch.optim.Optimizer):
             self._direction = BaseDirection(base, [group["params"] for group in self.param_groups])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group after checking its settings."""
         super().add_param_group(param_group)
         try:
             _check(self.param_groups[-1])
@@ -91,6 +92,7 @@ class SLO(torch.optim.Optimizer):
         return state if self._direction is None else {**state, "base": self._direction.optimiser.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of an SLO with the same kind of base optimiser."""
         if ("base" in state_dict) != (self._direction is not None):
             saved, given = ("has", "none was given here") if "base" in state_dict else ("has not", "one was given here")
             raise SelectionError(f"load_state_dict: the state {saved} a base optimiser, and {given}. Make SLO with the same "
@@ -104,6 +106,7 @@ class SLO(torch.optim.Optimizer):
 
 
 def _check(group: dict[str, Any]) -> None:
+    """Raise an error unless the settings of a group are numbers in range and its parameters real."""
     for key in ("lr", "speed", "eps", "weight_decay"):
         number(group[key], f"SLO: {key}")
     for p in group["params"]:
@@ -113,6 +116,7 @@ def _check(group: dict[str, Any]) -> None:
 
 
 def _dense(g: Tensor) -> Tensor:
+    """Return a dense gradient; raise an error for a sparse one."""
     if g.layout is not torch.strided:
         raise CaptureError(f"SLO: a gradient is sparse ({g.layout}), and the norm of a whole tensor needs all of it. Build the "
                            f"embedding with sparse=False.")
@@ -149,6 +153,7 @@ def norms(tensors: Sequence[Tensor], foreach: bool = True) -> Tensor:
 
 
 def _norm(d: Tensor, wide: torch.dtype) -> Tensor:
+    """Euclidean norm, summed in a wide precision."""
     if d.dim() < 2 or d.numel() < LARGE:
         return torch.linalg.vector_norm(d, dtype=wide)
     return torch.linalg.vector_norm(torch.linalg.vector_norm(d, dim=tuple(range(1, d.dim())), dtype=wide))

@@ -61,6 +61,7 @@ def fingerprint(x: Any) -> str:
 
 
 def _tensors(x: Any) -> Iterator[Tensor]:
+    """Yield all tensors in nested tuples, lists and mappings."""
     if isinstance(x, Tensor):
         yield x
     elif isinstance(x, (tuple, list, Mapping)):

@@ -103,9 +103,11 @@ class Catalogue(Generic[Entry]):
 
     @cached_property
     def _shipped(self) -> dict[str, Entry]:
+        """Entries that the package contains, by name."""
         return {name: self._load(module)[name] for name, (module, _) in self._entries.items()}
 
     def _load(self, module: str) -> dict[str, Entry]:
+        """Import a module, and return its entries by name."""
         try:
             offered = getattr(importlib.import_module(module), self.attribute)
         except (ImportError, AttributeError, SyntaxError) as why:
@@ -166,6 +168,7 @@ def _assigned(text: str, name: str, until: str = "") -> ast.expr | None:
 
 
 def _facts(entry: ast.expr, text: str) -> Facts:
+    """Read the fields of an entry from its syntax tree."""
     if isinstance(entry, ast.Name):
         assigned = _assigned(text, entry.id)
         return {"name": entry.id} if assigned is None else _facts(assigned, text)
@@ -201,6 +204,7 @@ def _value(node: ast.expr, text: str, inside: bool = False) -> Any:
 
 
 def _facts_of(entry: Any) -> Facts:
+    """Fields of an entry that is already made."""
     fields = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)} if dataclasses.is_dataclass(entry) else {}
     return {**fields, "name": name_of(entry)}
 

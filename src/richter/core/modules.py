@@ -50,6 +50,7 @@ class ChainStage:
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
+        """All modules of the stage, in order."""
         return (*self.before, self.module, *self.after)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -57,6 +58,7 @@ class ChainStage:
 
 
 def composed(modules: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """Apply modules one after another."""
     for module in modules:
         x = module(x)
     return x
@@ -95,6 +97,7 @@ def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _tried(model: nn.Module, modules: Sequence[nn.Module], x: Tensor) -> None:
+    """Raise an error unless the modules one after another compute what the model does."""
     names = " -> ".join(type(m).__name__ for m in modules[:6]) + (" -> ..." if len(modules) > 6 else "")
     advice = ("Write activations and reshapes as modules (nn.ReLU(), nn.Flatten()) in an nn.Sequential; models with branches and "
               "residual connections are not chains.")

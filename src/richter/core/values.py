@@ -43,6 +43,7 @@ def references() -> dict[str, dict[str, Any]]:
 
 
 def reference(name: str) -> dict[str, Any]:
+    """Record of a paper by its short name."""
     if name not in references():
         raise unknown("the list of references", "paper", name, references())
     return references()[name]
@@ -69,6 +70,7 @@ class Interval:
         return f">= {self.low:g}" if math.isfinite(self.low) else f"<= {self.high:g}" if math.isfinite(self.high) else "any"
 
     def widened(self, slack: float) -> Interval:
+        """Interval with both ends moved outwards by ``slack``."""
         return Interval(self.low - slack, self.high + slack)
 
     def to_json(self) -> list[float | None]:

@@ -239,6 +239,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _whole(step: Any) -> int:
+    """Return a whole number; raise an error about ``when`` otherwise."""
     try:
         return operator.index(step)
     except TypeError:
@@ -307,6 +308,7 @@ class Schedule:
         return "nothing"
 
     def postpone(self, step: int) -> None:
+        """Note that a due measurement is put off."""
         self.put_off.append(step)
         self.owed = self.missed = True
 
@@ -505,6 +507,7 @@ class Observer:
         return values
 
     def _keep(self, step: int, values: Mapping[str, float]) -> None:
+        """Record scalars; a failure is noted."""
         if values:
             with self._tolerating(step, "not written"):
                 self._record.scalars(step, values)
@@ -544,6 +547,7 @@ class Observer:
             self._measuring.release()
 
     def _measured(self, step: int, part: Part, now: bool) -> Snapshot:
+        """Measure, record the snapshot, and account for the time."""
         if self.writer is not None and self.writer.closed:
             raise StoreError(f"the run {self.writer.path} was closed: nothing more is measured into it. resume=True opens it.")
         # matrices are kept when the step has grown by a tenth: about 25 times in a decade, however often it is measured
@@ -673,6 +677,7 @@ class Observer:
             self.on_error = policy
 
     def _finish(self, *error: Any) -> None:
+        """Write what waits, and end the run as the loop ended."""
         if self.writer is None:
             return
         step = self.snapshots[-1].step if self.snapshots else None

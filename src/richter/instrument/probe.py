@@ -47,10 +47,12 @@ class OneHot:
         return hot.scatter_(-1, ids[..., None], real[..., None].double()).flatten(1)
 
     def numel(self) -> int:
+        """Number of entries of the one-hot matrix."""
         return self.shape.numel()
 
     @property
     def device(self) -> torch.device:
+        """Device of the class ids."""
         return self.ids.device
 
     def counts(self, rows: Any, groups: int) -> tuple[Int[Tensor, " m"], Float[Tensor, "m g"]]:
@@ -121,6 +123,7 @@ def _is_tuple(x: Any) -> bool:
 
 
 def _parts(x: Any) -> list[Any]:
+    """Tensors of an input, which may be a mapping, a tuple or one tensor."""
     return list(x.values() if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else [x])
 
 
@@ -156,6 +159,7 @@ def _labels(y: Any) -> Tensor:
 
 
 def _examples(x: Any) -> int:
+    """Number of examples; raise an error if parts of the input disagree."""
     if not (tensors := _parts(x)):
         raise ProbeError(f"the probe is empty: x is an empty {type(x).__name__}.")
     sizes = {t.shape[0] if isinstance(t, Tensor) and t.dim() else -1 for t in tensors}
@@ -166,6 +170,7 @@ def _examples(x: Any) -> int:
 
 
 def _is_classes(y: Tensor | None) -> TypeGuard[Tensor]:
+    """Return whether labels are class ids."""
     return y is not None and y.dim() == 1 and not y.is_floating_point()
 
 
@@ -322,6 +327,7 @@ class Probe:
             put("held_out", self._aside(self.held_out, shift))
 
     def _check_options(self) -> None:
+        """Raise an error for options that are not valid."""
         for name in ("chunk", "kernel_examples"):
             value = getattr(self, name)
             whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
@@ -340,6 +346,7 @@ class Probe:
                              f"label beside the output that predicts it) or None.")
 
     def _check_labels(self, y: Tensor) -> None:
+        """Raise an error for labels that do not fit the examples."""
         if y.dim() == 0 or y.shape[0] != self.n:
             raise ProbeError(f"y has shape {tuple(y.shape)} but x has {self.n} examples: one label is needed for each.")
         if y.is_floating_point():
@@ -465,6 +472,7 @@ class Probe:
         return None if y is None or y.is_floating_point() or y.dim() != 2 or y.shape[1] < 2 else y
 
     def _real_tokens(self, y: Tensor) -> Tensor | None:
+        """Mask of the tokens that count, if the labels have its shape."""
         return self.mask.to(y.device) if self.mask is not None and self.mask.shape == y.shape else None
 
     def shifted(self) -> Probe:

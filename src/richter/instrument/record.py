@@ -134,9 +134,11 @@ class Record:
 
     @property
     def _waits(self) -> bool:
+        """Return whether anything waits to be written."""
         return bool(self.rows or self.snapshots or self._state or self._untold)
 
     def _wait(self, rows: Sequence[Row] = (), snapshots: Sequence[Snapshot] = (), state: dict[str, Tensor] | None = None) -> None:
+        """Keep rows, snapshots or a state until the disk takes them."""
         if not self.rows and not self.snapshots:
             atexit.register(self._last_try)
         self.rows += rows
@@ -144,6 +146,7 @@ class Record:
         self._state = self._state if state is None else state
 
     def _hand_on(self, writer: Writer, state: dict[str, Tensor]) -> None:
+        """Store the state that the next measurement reads."""
         if state:
             writer.keep_state(lambda path: save_file(state, path), "previous")
         self._state = {}
@@ -185,6 +188,7 @@ class Record:
                                f"watch(epoch * len(loader) + step).")
 
     def looks_new(self, step: int, last: int | None) -> None:
+        """Warn that a resumed run's model looks newly initialised."""
         self._warn("new", f"step {step}: the run is resumed after step {last}, but the model looks newly initialised, not "
                           f"trained so far. Load its checkpoint before the first call; a training that begins again is another "
                           f"run.")
@@ -232,6 +236,7 @@ class Record:
 
 
 def _rows(step: int, values: Mapping[str, float]) -> list[Row]:
+    """Scalars of one step as rows."""
     return [Row(whole_step(step), "", plain_text(name), value) for name, value in values.items()]
 
 

@@ -132,6 +132,7 @@ class Subject:
         self._read_matrices()
 
     def _read_matrices(self) -> None:
+        """Read the weights of all maps now and at initialisation."""
         self.W = Widened(self.survey.matrices, self.widened)
         self.W0 = Widened({} if self.initial is None else self._matrices_then(), self.widened)
 
@@ -207,6 +208,7 @@ class Subject:
         return other
 
     def _changed(self, *how: str) -> Subject:
+        """Copy of the subject that forgets what it has computed."""
         other = copy.copy(self)
         other.origin = (*self.origin, *how)
         other._forget("loss_gradient", "kernel_rows")  # what is computed once of what changes
@@ -272,6 +274,7 @@ class Subject:
 
     @property
     def itemsize(self) -> int:
+        """Bytes per number in which the model is measured."""
         return 8 if self.wide else max(4, next((p.element_size() for p in self.model.parameters() if p.is_floating_point()), 4))
 
     @cached_property
@@ -342,6 +345,7 @@ class Subject:
         self.home = torch.device("cpu") if self.device.type == "mps" else self.device  # where float64 exists
 
     def _inputs(self) -> Any:
+        """Inputs of the probe in the model's precision."""
         return self.probe.inputs(next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32))
 
     def _first_inputs(self) -> Any:
@@ -370,6 +374,7 @@ class Subject:
     # ------------------------------------------------------------------------------------------------------- checks
 
     def _matrices_then(self) -> dict[str, Tensor]:
+        """Initial weights of all maps, from a pass of the initial network."""
         seen = (network := self.initial_network).run(self.few)
         if not torch.isfinite(seen.f).all():
             raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
@@ -390,6 +395,7 @@ class Subject:
         return W.double() if self.errors or self.wide else W.to(torch.promote_types(W.dtype, torch.float32))
 
     def selected(self, names: list[str]) -> list[str]:
+        """Names that the user's choice of layers selects."""
         if self.layers is None:
             return names
         if callable(self.layers):

@@ -39,10 +39,12 @@ def check_kernel(kernel: Kernel, x: ArrayLike = None) -> None:
 
 
 def _normal(*shape: int, seed: int = 0) -> Tensor:
+    """Normal random numbers."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def _near(a: Tensor, b: Tensor, tolerance: float = EXACT) -> bool:
+    """Return whether two tensors are equal up to a relative error."""
     return a.shape == b.shape and (a - b).norm().item() <= tolerance * b.norm().item()
 
 
@@ -54,6 +56,7 @@ class _Check:
         self.x, self.z = x, x[::2] + 0.1 * x.std()
 
     def run(self) -> None:
+        """Run all checks."""
         self.is_a_value()
         if isinstance(self.kernel, Tunable):
             self.kernel = self.with_a_bandwidth(self.kernel)
@@ -70,14 +73,17 @@ class _Check:
         self.learners_fit()
 
     def require(self, true: bool, sentence: str, M: Tensor | None = None) -> None:
+        """Raise an AssertionError with this sentence unless a condition is true."""
         if not true:
             metric = "" if M is None else " with a diagonal metric" if M.dim() == 1 else " with a metric"
             raise AssertionError(f"{self.name}{metric}: {sentence}")
 
     def K(self, x: Tensor, z: Tensor, M: Tensor | None = None) -> Float[Tensor, "n m"]:
+        """Kernel matrix as a tensor."""
         return torch.as_tensor(self.kernel(x, z, M))
 
     def G(self, x: Tensor, z: Tensor, M: Tensor | None = None) -> Float[Tensor, "n m d"]:
+        """Gradients of the kernel as a tensor."""
         return torch.as_tensor(self.kernel.gradients(x, z, M))
 
     def metrics(self) -> tuple[Tensor | None, ...]:
@@ -101,6 +107,7 @@ class _Check:
         return kernel.fitted(self.x)
 
     def bandwidth_is_of_values_alone(self, kernel: Tunable) -> None:
+        """Check that the bandwidth changes values() and not geometry()."""
         other, g = kernel.at(2 * kernel.L), kernel.geometry(self.x, self.x)
         self.require(torch.equal(other.geometry(self.x, self.x), g),
                      "geometry() depends on the bandwidth. It is computed once for all bandwidths that are tried: leave the "
@@ -108,6 +115,7 @@ class _Check:
         self.require(not _near(other.values(g), kernel.values(g)), "the bandwidth does not change the values.")
 
     def geometry_is_of_inputs_alone(self) -> None:
+        """Check the shapes of geometry() and values(), and that geometry() depends on inputs alone."""
         kernel, x, z = self.kernel, self.x, self.z
         g = kernel.geometry(x, z)
         shape = (len(x), len(z)) if kernel.arrays == 1 else (kernel.arrays, len(x), len(z))
@@ -125,6 +133,7 @@ class _Check:
                      f"solved in float32.")
 
     def nothing_is_written_into(self) -> None:
+        """Check that no method writes into the geometry."""
         kernel, x, z = self.kernel, self.x, self.z
         weights, C = torch.ones(len(x), 2, dtype=x.dtype), torch.ones(len(z), 2, dtype=x.dtype)
         g = kernel.geometry(x, z)
@@ -140,6 +149,7 @@ class _Check:
                                                  f"g * 2 and not g.mul_(2).")
 
     def matrix_is_positive(self) -> None:
+        """Check that the kernel matrix is finite, symmetric and positive semi-definite."""
         x, z = self.x, self.z
         K = self.K(x, x)
         self.require(bool(K.isfinite().all()), "there are values of NaN or Inf.")
@@ -206,6 +216,7 @@ class _Check:
                      "so that AGOP is then summed up row by row.")
 
     def scale_is_of_the_metric(self) -> None:
+        """Check ``homogeneous``: a larger metric only scales the kernel."""
         if self.kernel.homogeneous:
             one = torch.ones(self.x.shape[1], dtype=self.x.dtype)
             K, wide = self.K(self.x, self.x, one), self.K(self.x, self.x, 4 * one)
@@ -213,6 +224,7 @@ class _Check:
                                                                   "than scale the kernel.")
 
     def learners_fit(self) -> None:
+        """Check that RFM fits and predicts finite numbers with this kernel."""
         X, y = self.x.numpy(), (self.x[:, 0] + self.x[:, 1].square() / self.x.std()).numpy()
         ridge = 0.1 * self.K(self.x, self.x).diagonal().mean().item()
         for features in ("agop", "fact"):
@@ -226,4 +238,5 @@ class _Check:
 
 
 def _outer(J: Float[Tensor, "n c d"]) -> Float[Tensor, "d d"]:
+    """Mean outer product of gradients, summed over outputs."""
     return torch.einsum("icd,ice->de", J, J) / len(J)

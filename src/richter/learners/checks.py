@@ -20,6 +20,7 @@ Array = NDArray[Any]
 
 
 def look_at_size(a: Array, name: str) -> None:
+    """Raise an error for numbers whose squares overflow."""
     if len(a) and (largest := float(np.abs(a).max())) > 1e100:
         raise ValueError(f"there are {name} as large as {largest:.3g}: their squares are too large. Rescale them.")
 
@@ -36,6 +37,7 @@ def look_at_columns(X: Array) -> None:
 
 
 def row_weights(sample_weight: ArrayLike | None, X: Array) -> Array:
+    """Weights of the rows, at least two of them positive."""
     weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     if (weight > 0).sum() < 2:
         raise ValueError(f"only {int((weight > 0).sum())} rows have a positive sample_weight: at least 2 are needed.")

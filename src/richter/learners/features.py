@@ -73,10 +73,12 @@ def fact(kernel: Kernel, x: ArrayLike, coefficients: ArrayLike, metric: ArrayLik
 
 
 def geometry_of(kernel: Kernel, u: Float[Tensor, "n d"]) -> Pairs:
+    """Function from rows to the kernel's geometry between them and all points."""
     return lambda rows: kernel.geometry(u[rows], u)
 
 
 def _inputs(x: ArrayLike, coefficients: ArrayLike, metric: ArrayLike) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Inputs, coefficients and the root of the metric as tensors, checked."""
     X, A = to_tensor(x, "x"), to_tensor(coefficients, "coefficients")
     A = A[:, None] if A.dim() == 1 else A
     if X.dim() != 2 or A.dim() != 2 or len(A) != len(X):

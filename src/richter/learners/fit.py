@@ -111,6 +111,7 @@ class Fit:
         self.views = self._views()
 
     def run(self) -> Fitted:
+        """Fit all iterations, and choose the best one."""
         if len(self.variants) > 1 and large(self.views):
             self.variants = [self._race()]
         variant, stages = self._walk_all()
@@ -119,6 +120,7 @@ class Fit:
         return Fitted([s.choice for s in stages], best.choice.iteration, self._kept(variant, stages, best), self.whole, judged)
 
     def _refuse_logistic_blocks(self) -> None:
+        """Raise an error if the logistic loss does not fit the memory limit."""
         memory, n = self.settings.memory, len(self.whole)
         squared = all(search.solver is solve for search, _ in self.variants)
         if not squared and not fits(self.whole, self.kernels, memory):
@@ -127,9 +129,11 @@ class Fit:
                 f"smallest that works is {show_bytes(pair_bytes(self.kernels) * n ** 2)}; loss=\"squared\" needs less.")
 
     def _views(self) -> list[DataView]:
+        """Views of the data for each split."""
         return self.rows.views(self.whole, self.kernels, self.settings.memory, self.random)
 
     def _stages(self, views: list[DataView], variant: Variant) -> Iterator[FittedStage]:
+        """Yield the iterations of a variant until patience ends."""
         patience = (1 if large(views) else 2) if self.settings.early_stopping else None
         return MetricPath(views, *variant).stages(self.settings.iterations, patience)
 
@@ -232,6 +236,7 @@ def pair_bytes(kernels: Sequence[Kernel], folds: int = 1) -> int:
 
 
 def fits(whole: FitProblem, kernels: Sequence[Kernel], memory: int) -> bool:
+    """Return whether the kernel matrices of all points fit the memory limit."""
     return pair_bytes(kernels) * len(whole) ** 2 <= memory
 
 

@@ -106,6 +106,7 @@ class Kernel(ABC):
         return like(stretch(self.pull(u, v, self.geometry(u, v), each), R), x)
 
     def _inputs(self, x: ArrayLike, z: ArrayLike, metric: ArrayLike) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Inputs and the root of the metric as tensors, checked."""
         X = to_tensor(x, "x")
         Z = None if z is None else to_tensor(z, "z").to(X.device)
         for name, t in (("x", X), ("z", Z)):
@@ -155,6 +156,7 @@ class Tunable(Kernel):
 
     @property
     def L(self) -> float:
+        """Bandwidth; raise an error if it is not set."""
         if self.bandwidth is None:
             name = type(self).__name__
             raise SelectionError(f"{name}(): its bandwidth is not set. A learner chooses one; by itself the kernel needs "
@@ -173,4 +175,5 @@ class Tunable(Kernel):
         return self.at(self.typical(self.geometry(X, X)))
 
     def at(self: Self, bandwidth: float) -> Self:
+        """Copy with this bandwidth."""
         return dataclasses.replace(self, bandwidth=bandwidth)

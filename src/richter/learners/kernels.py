@@ -28,9 +28,11 @@ class Radial(Tunable):
     """A function of the distance. The rule of thumb for the bandwidth is the median distance."""
 
     def geometry(self, x: Tensor, z: Tensor) -> Geometry:
+        """Euclidean distances."""
         return distances(x, z)
 
     def typical(self, g: Geometry) -> float:
+        """Median distance, the rule of thumb for the bandwidth."""
         away = g[g > 0]
         return away[:: max(1, len(away) // 10 ** 6)].median().item() if len(away) else 1.0
 
@@ -40,12 +42,15 @@ class Laplace(Radial):
     """exp(-|x - z| / L)."""
 
     def values(self, g: Geometry) -> Tensor:
+        """exp(-g / L) of the distances g."""
         return (g / -self.L).exp_()
 
     def nearest(self, g: Geometry) -> float:
+        """Smallest positive distance, in bandwidths."""
         return torch.where(g > 0, g, math.inf).min().item() / self.L
 
     def slopes(self, g: Geometry, d: int) -> tuple[Tensor, float]:
+        """Factors (a, b) of the gradient a (z + b x): the derivative over the distance, 0 at the kink, and -1."""
         a = torch.add(g.new_tensor(-math.log(self.L)), g, alpha=-1 / self.L).exp_().div_(g)
         return a.nan_to_num_(nan=math.nan, posinf=0.0), -1.0  # the kink, where g = 0
 
@@ -57,9 +62,11 @@ class Gaussian(Radial):
     scanned: ClassVar[tuple[int, ...]] = (0, -2)
 
     def values(self, g: Geometry) -> Tensor:
+        """exp(-g^2 / (2 L^2)) of the distances g."""
         return g.square().div_(-2 * self.L ** 2).exp_()
 
     def slopes(self, g: Geometry, d: int) -> tuple[Tensor, float]:
+        """Factors (a, b) of the gradient a (z + b x)."""
         return self.values(g).div_(self.L ** 2), -1.0
 
 
@@ -68,16 +75,20 @@ class LaplaceL1(Radial):
     """exp(-sum_d |x_d - z_d| / L), a product over coordinates. Sums of its gradients take one pass for each coordinate."""
 
     def geometry(self, x: Tensor, z: Tensor) -> Geometry:
+        """Distances in the L1 norm."""
         return torch.cdist(x, z, p=1)
 
     def values(self, g: Geometry) -> Tensor:
+        """exp(-g / L) of the L1 distances g."""
         return (g / -self.L).exp_()
 
     def pull(self, x: Tensor, z: Tensor, g: Geometry, C: Tensor) -> Tensor:
+        """Gradients of sum_m k(x, z_m) C_m in x, [n, c, d]."""
         K = self.values(g).div_(-self.L)
         return torch.stack([(K * torch.sign(x[:, d, None] - z[None, :, d])) @ C for d in range(x.shape[1])], 2)
 
     def pull_weighted(self, x: Tensor, z: Tensor, g: Geometry, weights: Tensor, C: Tensor) -> Tensor:
+        """Gradients in x of the outputs, weighted and summed over outputs, [n, d]."""
         K = self.values(g).div_(-self.L).mul_(weights @ C.T)
         return torch.stack([(K * torch.sign(x[:, d, None] - z[None, :, d])).sum(1) for d in range(x.shape[1])], 1)
 
@@ -89,12 +100,15 @@ class Quadratic(Kernel):
     homogeneous: ClassVar[bool] = True
 
     def geometry(self, x: Tensor, z: Tensor) -> Geometry:
+        """Inner products."""
         return x @ z.T
 
     def values(self, g: Geometry) -> Tensor:
+        """Squares of the inner products."""
         return g.square()
 
     def slopes(self, g: Geometry, d: int) -> tuple[Tensor, float]:
+        """Factors (a, b) of the gradient a (z + b x)."""
         return 2 * g, 0.0
 
 
@@ -105,15 +119,19 @@ class Exponential(Tunable):
     scanned: ClassVar[tuple[int, ...]] = (0, -2)
 
     def geometry(self, x: Tensor, z: Tensor) -> Geometry:
+        """Inner products."""
         return x @ z.T
 
     def values(self, g: Geometry) -> Tensor:
+        """exp(g / L^2) of the inner products g."""
         return (g / self.L ** 2).exp_()
 
     def slopes(self, g: Geometry, d: int) -> tuple[Tensor, float]:
+        """Factors (a, b) of the gradient a (z + b x)."""
         return self.values(g).div_(self.L ** 2), 0.0
 
     def typical(self, g: Geometry) -> float:
+        """Root of the mean squared norm."""
         return max(g.diagonal().clamp(min=0).mean().item(), 1e-12) ** 0.5
 
 
@@ -130,6 +148,7 @@ class NTK(Kernel):
     arrays: ClassVar[int] = 3
 
     def geometry(self, x: Tensor, z: Tensor) -> Geometry:
+        """Inner products and squared norms over the dimension, [3, n, m]."""
         c = x @ z.T
         p, q = x.square().sum(1), z.square().sum(1)
         if z is x:
@@ -137,13 +156,16 @@ class NTK(Kernel):
         return torch.stack([c, p[:, None].expand_as(c), q[None].expand_as(c)]) / x.shape[1]
 
     def nearest(self, g: Geometry) -> float:
+        """Smallest relative distance of two different inputs."""
         gap = ((g[1] + g[2] - 2 * g[0]) / (g[1] + g[2])).clamp(min=0)
         return torch.where(gap > 16 * torch.finfo(gap.dtype).eps, gap, math.inf).min().sqrt().item()
 
     def values(self, g: Geometry) -> Tensor:
+        """Kernel by the recursion over layers."""
         return torch.cat([self._recursion(*part) for part in self._parts(g)])
 
     def slopes(self, g: Geometry, d: int) -> tuple[Tensor, Tensor]:
+        """Factors (a, b) of the gradient a z + b x, from the recursion's derivatives by autograd."""
         slopes = []
         for part in self._parts(g):
             with torch.inference_mode(False), torch.enable_grad():
@@ -154,6 +176,7 @@ class NTK(Kernel):
         return a.div_(d), b.mul_(2 / d)
 
     def _recursion(self, c: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        """Kernel from inner products and squared norms."""
         return recursion(c, p, q, depth=self.depth, activation=self.activation, weight_var=self.weight_var,
                          bias_var=self.bias_var, kind=self.kind)
 

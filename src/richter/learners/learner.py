@@ -65,6 +65,7 @@ class Learner(BaseEstimator):
         return fitted.judged
 
     def _scaled(self, X: Array) -> Array:
+        """Inputs with the mean and scale of the training rows."""
         return (X - self.mean_) / self.scale_
 
     def _publish(self, fitted: Fitted) -> None:
@@ -106,6 +107,7 @@ class Learner(BaseEstimator):
         return cast(tuple[Tensor | None, Tensor], self._derived["seen"])
 
     def _stage(self) -> FittedIteration:
+        """Iteration that was chosen."""
         return next(s for s in self.stages_ if s.choice.iteration == self.best_iteration_)
 
     def _settings(self, loss: Loss, solver: Callable[..., Solution], unseen: bool) -> FitSettings:

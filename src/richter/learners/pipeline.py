@@ -33,10 +33,12 @@ def tabular(learner: BaseEstimator) -> Pipeline:
 
 
 def _numbers(frame: Any) -> Any:
+    """Columns as floats."""
     return frame.astype("float64")
 
 
 def _words(frame: Any) -> Any:
+    """Columns as text, with missing values as a category; raise an error for dates."""
     dates = [name for name, kind in frame.dtypes.items() if getattr(kind, "kind", "O") in "mM"]
     if dates:
         raise SelectionError(f"columns {dates} hold dates: turn them into numbers that mean something to the task, such as days "

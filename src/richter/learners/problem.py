@@ -30,6 +30,7 @@ class FitProblem:
         return len(self.x)
 
     def to(self, dtype: torch.dtype) -> FitProblem:
+        """Copy in another precision."""
         return FitProblem(self.x.to(dtype), self.y.to(dtype), self.w.to(dtype), self.point, self.rows.to(dtype),
                        self.weight.to(dtype))
 

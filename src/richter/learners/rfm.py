@@ -178,6 +178,7 @@ class RFMClassifier(ClassifierMixin, Learner):  # type: ignore[misc]
         return (2.0 * ids - 1)[:, None] if len(self.classes_) == 2 else np.eye(len(self.classes_))[ids]
 
     def _known(self, given: Any) -> Array:
+        """Labels as positions in ``classes_``; raise an error for unknown ones."""
         y = column_or_1d(given)
         strange = np.setdiff1d(y, self.classes_)
         if len(strange):

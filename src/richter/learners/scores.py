@@ -23,6 +23,7 @@ def logits(f: Float[Tensor, "r c"]) -> Float[Tensor, "r k"]:
 
 
 def classes(y: Float[Tensor, "r c"]) -> Tensor:
+    """Class with the largest logit."""
     return logits(y).argmax(1)
 
 

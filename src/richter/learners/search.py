@@ -124,8 +124,10 @@ class Search:
 
 
 def _step(place: Place, axis: int, sign: int) -> Place:
+    """Neighbouring place of the grid."""
     return (place[0] + sign, place[1]) if axis == 0 else (place[0], place[1] + sign)
 
 
 def _inside(place: Place) -> bool:
+    """Return whether a place is within the bounds of the search."""
     return all(low <= at <= high for low, at, high in zip(LOWEST, place, HIGHEST, strict=True))

@@ -91,9 +91,11 @@ class KernelBlocks:
             self.kept[i] = store[end - size:end].view(-1, self._rows(i).stop).copy_(self._block(i))
 
     def _rows(self, i: int) -> slice:
+        """Rows of the block that starts at i."""
         return slice(i, min(i + self.step, self.n))
 
     def _block(self, i: int) -> Tensor:
+        """Kernel of these rows with all rows up to their end."""
         rows = self._rows(i)
         return self.kernel.values(self.kernel.geometry(self.u[rows], self.u[:rows.stop]))
 

@@ -61,6 +61,7 @@ class DataView:
         return DataView(self.data.last(size), min(size, self.judged), held)  # type: ignore[arg-type]
 
     def move(self, metric: Tensor) -> None:
+        """Use another metric, and forget the geometry of the last one."""
         self.metric, self.R = metric, root(metric)
         self.u = stretch(self.data.x, self.R)
         self.v = stretch(self.held_out[0], self.R) if self.held_out else None
@@ -74,6 +75,7 @@ class DataView:
         return self._typical[kind]
 
     def geometry(self, kernel: Kernel) -> Geometry:
+        """Geometry of the kernel on the rows, computed once for each kind of kernel."""
         kind = type(kernel), False
         if kind not in self._known:
             self._known[kind] = kernel.geometry(self.u, self.u)
@@ -91,6 +93,7 @@ class DataView:
         yield self._known[kind]
 
     def solve(self, kernel: Kernel, ridge: float, intercept: bool, solver: Solver) -> Solution:
+        """Solve the regression on these rows with this kernel."""
         g = self.geometry(kernel)
         K = kernel.values(g)
         if K.untyped_storage().data_ptr() == g.untyped_storage().data_ptr():

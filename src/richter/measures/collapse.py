@@ -89,6 +89,7 @@ def _mean(rows: Float[Tensor, "n p"]) -> Float[Tensor, " p"]:
 
 
 def _notes(c: Classes) -> Iterator[str]:
+    """Yield notes about classes that are missing or too small."""
     counts, norms, C = c.counts, c.norms, len(c.counts)
     if c.classes > C:
         yield f"{c.classes - C} of {c.classes} classes have no example: the numbers refer to the other {C}"
@@ -111,6 +112,7 @@ def _notes(c: Classes) -> Iterator[str]:
 
 def _read(Phi: ArrayLike, labels: ArrayLike, weight: ArrayLike | None,
           bias: ArrayLike | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Features, class ids, weight and bias as tensors, checked."""
     P, ids = numbers(Phi, "Phi"), numbers(labels, "labels")
     if P.dim() != 2 or ids.dim() != 1 or not 0 < len(P) == len(ids) or not P.shape[1]:
         raise SelectionError(f"Phi {tuple(P.shape)} and labels {tuple(ids.shape)} are not features [n, p] and class ids [n] of "
@@ -137,6 +139,7 @@ def _read(Phi: ArrayLike, labels: ArrayLike, weight: ArrayLike | None,
 
 
 def _said(c: Collapse) -> Remark:
+    """Notes as a remark."""
     return Remark(text="; ".join(c.notes))
 
 

@@ -56,6 +56,7 @@ def centred(Y: Tensor, counted: Tensor | None = None) -> Tensor:
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
+    """Cosine of two tensors; NaN if one is zero."""
     return quotient(float((a * b).sum()), float(a.norm() * b.norm()))
 
 

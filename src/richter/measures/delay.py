@@ -134,6 +134,7 @@ def delay_of(run: Any) -> Delay | None:
 
 
 def _curves(steps: ArrayLike, *accuracies: ArrayLike) -> list[NDArray[np.float64]]:
+    """Steps and accuracies as arrays, checked."""
     t, *curves = (np.asarray(z, dtype=np.float64) for z in (steps, *accuracies))
     if t.ndim != 1 or any(c.shape != t.shape for c in curves):
         raise SelectionError(f"steps of shape {t.shape} with accuracies of shapes {[c.shape for c in curves]}: give one accuracy "

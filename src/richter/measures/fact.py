@@ -38,6 +38,7 @@ class Side:
 
 
 def side(W: Float[Tensor, "o i"]) -> Side:
+    """Weight with the factors from which FACT is computed on its smaller side."""
     A = W.T if W.shape[1] <= W.shape[0] else torch.linalg.qr(W.T, mode="r")[1]
     return Side(W, A, A @ W)
 
@@ -114,6 +115,7 @@ NO_DECAY = "weight_decay is 0, but FACT holds with weight decay only: give the v
 
 
 def needs_decay(w: object, G: Tensor, decay: float) -> Remark:
+    """Remark that FACT needs weight decay, if there is none."""
     return Remark() if decay else Remark(Mark.UNDEFINED, NO_DECAY)
 
 
@@ -128,10 +130,12 @@ def unconverged(w: Side, G: Float[Tensor, "o i"], decay: float) -> Remark:
 
 
 def unconverged_backward(w: Side, G: Float[Tensor, "o i"], decay: float) -> Remark:
+    """Remark that the weights are not stationary, for the backward form."""
     return unconverged(w, G.T, decay)
 
 
 def sketched(F: FeatureMatrix, G: FeatureMatrix) -> Remark:
+    """Remark that random outputs cannot give this number."""
     return Remark() if G.halves is None else Remark(
         Mark.UNDEFINED, "needs every output, because a root from random outputs is biased. Pick at most 512 with output=...")
 

@@ -88,6 +88,7 @@ class FeatureMap:
         return like(e[:, 0] if e.shape[1] == 1 else e, x)
 
     def _along(self, h: Float[Tensor, "n s p"], real: Bool[Tensor, "n s"] | None) -> Float[Tensor, "n s r"]:
+        """Features e_k of the inputs of the layer; zero at masked positions."""
         if h.shape[-1] != len(self.directions):
             raise DataError(f"layer {self.layer!r} of this model reads {h.shape[-1]} features, but the map was fitted to "
                             f"{len(self.directions)}: it belongs to another network. Fit a map to this model.")

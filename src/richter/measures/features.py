@@ -76,6 +76,7 @@ class FeatureAnalysis:
 
     @property
     def notes(self) -> tuple[str, ...]:
+        """Texts of the remarks."""
         return tuple(note.text for note in self.remarks)
 
     @property
@@ -136,14 +137,17 @@ class DiagonalisedFeatures:
 
     @cached_property
     def kappa_cka(self) -> float:
+        """CKA of the features with the targets."""
         return kappa(self.evaluation)
 
     @cached_property
     def whole(self) -> FeatureAnalysis:
+        """Intensity, quality and utilisation of all features."""
         return _analysed(self)
 
 
 def _analysed(d: DiagonalisedFeatures) -> FeatureAnalysis:
+    """Intensity, quality, utilisation and their effective numbers."""
     fit, e = d.fit, d.evaluation
     rho, U = fit.spectrum
     size = rho[:U.shape[1]] if e is fit else ((e.second("Phi", "Phi") @ U) * U).sum(0)  # rho_k |e_k|^2
@@ -220,6 +224,7 @@ def _notes(d: DiagonalisedFeatures) -> Iterator[Note]:
 
 
 def _notes_of_rank(d: DiagonalisedFeatures, used: Float[Tensor, " p"]) -> Iterator[Note]:
+    """Yield notes about dependent features and too few examples."""
     rank, p = d.fit.spectrum[1].shape[1], d.fit.features
     if 0 < rank < p <= d.fit.n:
         yield Note(f"only {rank} of the {p} features are linearly independent (the others are dead or duplicated)", STRONG)
@@ -231,6 +236,7 @@ def _notes_of_rank(d: DiagonalisedFeatures, used: Float[Tensor, " p"]) -> Iterat
 
 
 def _of_targets(s: FeatureMoments) -> Iterator[Note]:
+    """Yield notes about targets that are zero or classes without an example."""
     if not s.second("Y", "Y").diagonal().any():
         yield Note("the targets are zero on every example, so that no feature has a quality", TAUGHT)
     elif s.one_hot:
@@ -297,6 +303,7 @@ def _rounding(*given: ArrayLike) -> float:
 
 
 def _said(name: str, notes: Iterable[Note], mark: Mark = Mark.EXACT) -> Remark:
+    """Remark with the notes that concern a number."""
     return Remark(mark, "; ".join(note.text for note in notes if name in note.about))
 
 

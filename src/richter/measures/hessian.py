@@ -207,9 +207,11 @@ class Hessian(ParameterVectors):
 
     @property
     def _each(self) -> int:
+        """Bytes of the graph of one example."""
         return self.subject.itemsize * self.subject.survey.graph
 
     def _vectors(self, v: Float[Tensor, " p"]) -> list[Tensor]:
+        """A vector over all weights as one tensor per parameter."""
         v = v.reshape(-1)
         if len(v) != self.size:
             raise SelectionError(f"a vector of {len(v)} numbers: the network has {self.size} trainable parameters.")
@@ -245,6 +247,7 @@ class Hessian(ParameterVectors):
             yield torch.autograd.grad(f, self.places, self.w[rows].to(f), create_graph=True, allow_unused=True)
 
     def _sum(self, terms: Iterator[Sequence[Tensor | None]]) -> Float[Tensor, " p"]:
+        """Sum of the terms as one vector over all weights."""
         total = torch.zeros(self.size, dtype=torch.float64, device=self.subject.home)
         for term in terms:
             total += self.flat(term)
@@ -258,6 +261,7 @@ def _inner(a: Sequence[Tensor | None], b: Sequence[Tensor]) -> Tensor | None:
 
 
 def _weights(v: Tensor, shape: torch.Size) -> Tensor:
+    """Weights of the outputs in the shape of the outputs, checked."""
     if v.numel() != shape.numel():
         raise SelectionError(f"weights of shape {tuple(v.shape)} for outputs of shape {tuple(shape)}: give one weight for each "
                              f"output of each example.")

@@ -155,6 +155,7 @@ def fewest(curve: NoisyCurve, bar: float, least: float = 0.0) -> Shape:
 
 
 def _free(curve: NoisyCurve, at: Numbers) -> Numbers:
+    """Heights of the piecewise linear curve with these knots that fits best."""
     hats = np.column_stack([np.interp(curve.t, at, row) for row in np.eye(len(at))]) / curve.s[:, None]
     return np.asarray(np.linalg.lstsq(hats, curve.y / curve.s, rcond=None)[0])
 

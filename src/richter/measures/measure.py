@@ -38,6 +38,7 @@ class Measure:
 
     @property
     def of_kernels(self) -> bool:
+        """Return whether it needs a tangent kernel."""
         return any(s.use == "kernel" for s in leaves(self.needs))
 
 

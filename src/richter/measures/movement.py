@@ -73,10 +73,12 @@ def rescaled(m: Moved) -> Remark:
 
 
 def partial(t: Turned) -> Remark:
+    """Remark of the comparison with the initial network."""
     return t.remark
 
 
 def loss(a: Answers) -> float:
+    """Loss of the probe."""
     return a.loss
 
 
@@ -86,6 +88,7 @@ def assumed(a: Answers) -> Remark:
 
 
 def accuracy(a: Answers) -> float:
+    """Accuracy on the probe."""
     return a.right
 
 

@@ -108,6 +108,7 @@ def _columns(name: str, group: Mapping[str, ArrayLike], t: Numbers) -> dict[str,
 
 
 def _numbers(name: str, values: ArrayLike) -> Numbers:
+    """Values as an array of floats; otherwise raise an error."""
     try:
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -145,5 +146,6 @@ def _at(steps: Any, t: Any, values: Any) -> Any:
 
 
 def _median(values: Any) -> float:
+    """Median of the finite values; NaN if there is none."""
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if len(finite) else float("nan")

@@ -63,11 +63,12 @@ class Drop:
 
     @property
     def height(self) -> float:
+        """Fall of the curve."""
         return self.before - self.after
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Two standard errors on both sides, within the drop's plateaus."""
+        """Time of the drop minus and plus two standard errors."""
         return self.time - 2 * self.error, self.time + 2 * self.error
 
     def __str__(self) -> str:
@@ -90,6 +91,7 @@ class Stages:
 
     @property
     def times(self) -> Float[np.ndarray, " drop"]:
+        """Times of all drops."""
         return np.array([drop.time for drop in self.drops])
 
     def __str__(self) -> str:
@@ -152,6 +154,7 @@ def stages_of(run: Any, **options: Any) -> dict[str, Stages]:
 
 
 def is_loss(name: str) -> bool:
+    """Return whether a scalar's name says that it is a loss."""
     return "loss" in name.lower()
 
 

@@ -54,4 +54,5 @@ def answered(path: str, answer: Answer, runs: Chosen, query: Query) -> Any:
 
 
 def _are_panels(reply: Any) -> bool:
+    """Return whether a reply is a list of panels."""
     return isinstance(reply, list) and all(isinstance(panel, Panel) for panel in reply)

@@ -34,6 +34,7 @@ ALONE = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox" 
 
 
 def application(store: str | os.PathLike[str], host: str, token: str | None) -> ASGIApp:
+    """Dashboard of the runs in a folder, as a web application."""
     shelf = Shelf(store)
 
     def api(request: Request) -> Response:  # not async: Starlette runs it in a thread
@@ -61,6 +62,7 @@ class Written(NamedTuple):
 
 
 def _answer(shelf: Shelf, request: Request, path: str) -> Response:
+    """Answer of a view, or 304 if it has not changed."""
     handlers = answers()
     if path not in handlers:
         raise HTTPException(404, f"no view answers to {path[:100]!r}")
@@ -108,6 +110,7 @@ def _cell(value: Any) -> Any:
 
 
 def _page(_: Request) -> Response:
+    """The dashboard's page."""
     return FileResponse(STATIC / "dashboard.html")
 
 
@@ -121,6 +124,7 @@ def _plotly(request: Request) -> Response:
 
 
 def _sorry(_: Request, why: Exception) -> Response:
+    """Answer that reports an error."""
     if isinstance(why, HTTPException):
         return _json({"error": f"There is nothing here: {why.detail}."}, why.status_code)
     return _json({"error": str(why)}, 400 if isinstance(why, SelectionError) else 404)

@@ -51,6 +51,7 @@ def shows_whole_range(card: Card, low: float, high: float) -> bool:
 
 
 def same_height(axes: Sequence[Axes]) -> None:
+    """Give some axes the same limits of y."""
     if axes:
         low, high = min(a.get_ylim()[0] for a in axes), max(a.get_ylim()[1] for a in axes)
         for ax in axes:
@@ -114,6 +115,7 @@ def plain_ticks(figure: Figure) -> None:
 
 
 def decade_text(v: float) -> str:
+    """Number as text, with a power of ten if it is very small or large."""
     if v <= 0 or 1e-3 <= v < 1e4:
         return f"{v:g}"
     exponent = math.floor(math.log10(v) + 1e-9)

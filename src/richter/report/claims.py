@@ -26,6 +26,7 @@ class Told(NamedTuple):
 
 
 def told(name: str, record: Mapping[str, Any]) -> Told:
+    """A claim of a run as texts: bar, value, paper, verdict, reason."""
     if not _ours(record):
         return Told(name, "", "", "", "", "; ".join(f"{k}: {v}" for k, v in flat(record).items()), None)
     low, high = record["expect"]
@@ -54,20 +55,24 @@ def _ours(record: Mapping[str, Any]) -> bool:
 
 
 def _of_seeds(record: Mapping[str, Any]) -> bool:
+    """Return whether the record is of a claim over seeds."""
     interval = record["interval"]
     return (isinstance(record["over"], str) and isinstance(record["by"], str) and isinstance(record["n"], int)
             and (interval is None or (_ends(interval) and None not in interval)))
 
 
 def _ends(interval: object) -> bool:
+    """Return whether a value is an interval."""
     return isinstance(interval, list) and len(interval) == 2 and all(v is None or _finite(v) for v in interval)
 
 
 def _finite(v: object) -> bool:
+    """Return whether a value is a finite number."""
     return isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= sys.float_info.max
 
 
 def _bar(low: float | None, high: float | None) -> str:
+    """Interval of a claim as text."""
     if low is None or high is None:
         return f"at least {low:g}" if low is not None else f"at most {high:g}" if high is not None else "any"
     return f"{low:g} to {high:g}"

@@ -75,6 +75,7 @@ class Comparison:
         return likeness.angles(_filled(self.cosines[self._place(layer_a, layer_b)]))
 
     def _place(self, layer_a: str, layer_b: str) -> tuple[int, int]:
+        """Positions of two layers; raise an error for unknown ones."""
         for name, layers, layer in zip(self.names, self.layers, (layer_a, layer_b), strict=True):
             if layer not in layers:
                 raise unknown(name, "layer", layer, layers)
@@ -182,6 +183,7 @@ class StoredFeatures(NamedTuple):
 
     @property
     def title(self) -> str:
+        """Name and step."""
         return f"{self.name}, step {step_text(self.step)}"
 
 
@@ -214,6 +216,7 @@ def _chosen(k: StoredFeatures, layers: Sequence[str] | None) -> StoredFeatures:
 
 
 def of_kept(a: StoredFeatures, b: StoredFeatures, *, debiased: bool = False, features: int = FEATURES) -> Comparison:
+    """Compare the stored features of two runs."""
     if a.examples != b.examples:
         raise SelectionError(f"the runs {a.name} and {b.name} have kept features of different examples, so that they have no "
                              f"rows in common. Watch both with the same Probe and the same keep_features=.")

@@ -47,6 +47,7 @@ def layers(run: Run) -> list[str]:
 
 
 def steps(run: Run, layer: str = WHOLE) -> list[int]:
+    """Steps at which features of a layer are stored."""
     return sorted(s for k, name, s in run.arrays if name == FEATURES and k == layer)
 
 
@@ -85,6 +86,7 @@ def curves_of(run: Run) -> dict[str, dict[str, CurveData]]:
 
 
 def _is_accuracy(name: str, line: CurveData) -> bool:
+    """Return whether a curve is an accuracy, by its name and range."""
     return "acc" in name.lower() and bool(line.value.min() >= 0 and line.value.max() <= 1)
 
 
@@ -211,6 +213,7 @@ def evolution(run: Run, layer: str = WHOLE, first: int = FIRST) -> Figure:
 
 
 def _feature_bar(figure: Figure, axes: list[Axes], number: int) -> None:
+    """Draw the colour bar of features."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     bar = figure.colorbar(ScalarMappable(Normalize(1, max(2, number)), depth_map()), ax=axes, aspect=40, pad=0.01, shrink=0.9,

@@ -285,6 +285,7 @@ def save(figure: Figure, stem: str | os.PathLike[str]) -> tuple[Path, Path]:
 
 
 def _named(runs: Sequence[Run] | Mapping[str, Any]) -> dict[str, Any]:
+    """Runs by name."""
     if not runs:
         raise SelectionError("there is no run to show: give at least one.")
     return dict(runs) if isinstance(runs, Mapping) else plotdata.labelled(runs)

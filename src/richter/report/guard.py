@@ -31,6 +31,7 @@ HEADERS = {
 
 
 def is_loopback(host: str) -> bool:
+    """Return whether an address is this machine's own."""
     return host == "localhost" or (_address(host) is not None and ipaddress.ip_address(host).is_loopback)
 
 

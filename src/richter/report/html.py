@@ -107,6 +107,7 @@ def card(run: Run) -> str:
 # ---------------------------------------------------------------------------------------------------------- the page
 
 def _shown(runs: Sequence[Run]) -> list[Shown]:
+    """Runs with their names, colours and data."""
     named = plotdata.labelled(runs)
     look = run_looks(named)
     return [Shown(name, run, look[name].colour, plotdata.frame_of(run), run.snapshots, cards_of(run), run.failures)
@@ -122,6 +123,7 @@ def _header(shown: Sequence[Shown], names: str, titles: Iterable[str]) -> Markup
 
 
 def _sections(shown: Sequence[Shown], album: Album) -> Iterable[tuple[str, Markup]]:
+    """Yield title and content of each section."""
     yield "Verdict", joined(verdict(s, several=len(shown) > 1) for s in shown)
     if len(shown) > 1:
         yield "What differs", settings([(s.name, s.run.settings) for s in shown], differing=True)
@@ -142,6 +144,7 @@ def _sections(shown: Sequence[Shown], album: Album) -> Iterable[tuple[str, Marku
 
 
 def _curves(shown: Sequence[Shown], album: Album) -> Markup:
+    """Section of measures over training."""
     from richter.report import figures
     by_name, cards = {s.name: s for s in shown}, cards_of_all(shown)
     parts: list[Markup] = []
@@ -157,6 +160,7 @@ def _curves(shown: Sequence[Shown], album: Album) -> Markup:
 
 
 def _measures(shown: Sequence[Shown]) -> list[str]:
+    """Measures of all runs."""
     return list(dict.fromkeys(m for s in shown for m in s.run.measures))
 
 
@@ -205,6 +209,7 @@ def _profiles(s: Shown, album: Album, runs: int) -> Markup:
 
 
 def _matrices(shown: Sequence[Shown], album: Album) -> Markup:
+    """Section of matrices."""
     parts = [part for s in shown for part in _matrices_of(s, album, len(shown))]
     about = ("Red is positive, blue negative; each matrix has its own scale, written below it. In a wide matrix, a point is the "
              "largest entry of its block.")
@@ -238,6 +243,7 @@ def _matrices_of(s: Shown, album: Album, runs: int) -> Iterable[Markup]:
 
 
 def _spectra(s: Shown, layer: str, album: Album, owner: str) -> Markup:
+    """Spectra of the matrices of a layer."""
     from richter.report import figures
     try:
         names = plotdata.stored(s.run, layer)
@@ -252,6 +258,7 @@ def _spectra(s: Shown, layer: str, album: Album, owner: str) -> Markup:
 
 
 def _scalars(shown: Sequence[Shown], album: Album) -> Markup:
+    """Section of logged scalars, with stages of losses and delays of generalisation."""
     from richter.measures.saddles import RANK, saddles_of
     from richter.measures.stages import stages_of
     from richter.report import figures

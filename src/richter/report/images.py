@@ -37,6 +37,7 @@ def limits_of(grids: Iterable[Grid], card: Card) -> tuple[float, float]:
 
 
 def heat_panels(panels: Sequence[tuple[str, Grid, tuple[float, float]]], title: str = "") -> Figure:
+    """Figure with a heat map for each (name, grid, limits)."""
     most = max((len(g.layers) for _, g, _ in panels), default=1)
     one = bool(title)  # one measure, one scale of colours
     across, height = 4 if one and len(panels) > 3 else 3, min(6.5, max(1.55, 0.16 * most + 0.95))

@@ -71,6 +71,7 @@ class Listing:
         return f"[{','.join(map(self._written, self.known()))}]"
 
     def _written(self, line: RunSummary) -> str:
+        """Line of a run as JSON, cached until the run changes."""
         cached = self._texts.get(line.name)
         if cached is None or cached[0] is not line:
             cached = self._texts[line.name] = line, json.dumps(asdict(line), allow_nan=False, separators=(",", ":"))
@@ -80,6 +81,7 @@ class Listing:
         self._closed = True
 
     def _go(self, look: threading.Event) -> None:
+        """Search the folder once, and note how long it took."""
         begun = time.monotonic()
         try:
             self._through()
@@ -90,6 +92,7 @@ class Listing:
             look.set()
 
     def _through(self) -> None:
+        """Read the lines of all runs that have changed."""
         run_paths = {path.relative_to(self.shelf.store).as_posix(): path for path in self._search()}
         unread = []
         lines = dict[str, RunSummary]()
@@ -112,9 +115,11 @@ class Listing:
                 self._say(self._judged(line))
 
     def _publish(self, lines: dict[str, RunSummary]) -> None:
+        """Replace all lines."""
         self.lines, self.version = lines, self.version + 1
 
     def _say(self, line: RunSummary) -> None:
+        """Replace one line if it has changed."""
         if self.lines[line.name] != line:
             self.lines[line.name] = line  # replaces a line and adds none, so that concurrent iteration is safe
             self.version += 1
@@ -128,6 +133,7 @@ class Listing:
         return self._paths
 
     def _read(self, name: str, path: Path) -> RunSummary:
+        """Read the line of one run."""
         files = stamp(path / DATABASE)  # taken before reading, so that later writes are noticed at the next scan
         try:
             with self.shelf.open(name) as run:

@@ -62,6 +62,7 @@ def depth_looks(layers: Sequence[str]) -> dict[str, LineStyle]:
 
 
 def run_looks(names: Iterable[str]) -> dict[str, LineStyle]:
+    """Colour and line style of each run."""
     return {name: LineStyle(COLOURS[i % 7], STYLES[i // 7 % 4]) for i, name in enumerate(names)}
 
 

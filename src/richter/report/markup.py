@@ -15,10 +15,12 @@ class Markup(str):
 
 
 def text(value: object) -> Markup:
+    """Escape a value, unless it is markup already."""
     return value if isinstance(value, Markup) else Markup(html.escape(str(value)))
 
 
 def joined(parts: Iterable[object], between: object = "") -> Markup:
+    """Concatenate markup, and escape other parts."""
     return Markup(text(between).join(text(p) for p in parts))
 
 

@@ -56,6 +56,7 @@ def _curve(ax: Axes, label: str, line: CurveData, look: LineStyle, faint: bool =
 
 
 def scalar_panel(ax: Axes, name: str, lines: Mapping[str, tuple[CurveData, LineStyle]], linear: float | None) -> None:
+    """Draw logged scalars of one or several runs."""
     for label, (line, look) in lines.items():
         few = thin(line, 600, linear)
         ax.plot(few.step, few.value, look.style, color=look.colour, label=label, linewidth=1.1,

@@ -89,6 +89,7 @@ def lines(frame: pandas.DataFrame, measure: str) -> dict[str, CurveData]:
 
 
 def grid(frame: pandas.DataFrame, measure: str) -> Grid:
+    """Values of a measure by layer and step."""
     rows = findings(frame, measure)
     steps = sorted(int(s) for s in rows.step.unique())
     measured = set(rows.layer)

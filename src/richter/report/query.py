@@ -21,6 +21,7 @@ class Query:
         return list(dict.fromkeys(v for k, v in self.pairs if k == key))
 
     def one(self, key: str) -> str:
+        """Value of a parameter that must be given once."""
         values = self.several(key)
         if len(values) != 1:
             raise SelectionError(f"{key}= was given {len(values)} times; this address needs it once.")

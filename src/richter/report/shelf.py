@@ -72,6 +72,7 @@ class Turns:
             self._give_back(name)
 
     def _take(self, name: str) -> None:
+        """Wait for this run's turn; raise an error if the turn before has not ended in time."""
         while True:
             with self._guard:
                 if name not in self._taken:
@@ -82,10 +83,12 @@ class Turns:
                 raise self._refusal(name)
 
     def _give_back(self, name: str) -> None:
+        """End the turn of a run."""
         with self._guard:
             self._taken.pop(name)[0].set()
 
     def _refusal(self, name: str) -> StoreError:
+        """Make the error for a run whose file system does not answer."""
         why = StoreError(f"the run {name!r} cannot be looked at: its file system has not answered for {PATIENCE:.0f} seconds.")
         why.__cause__ = TimeoutError()
         return why
@@ -114,6 +117,7 @@ class Shelf:
             self._give_back(name, entry)
 
     def _opened(self, name: str, entry: _OpenRun) -> Run:
+        """Open run of an entry, opened again if its folder was replaced."""
         path = self.path(name)
         if entry.run is None or entry.run.path != path:
             entry.run = Run(path)
@@ -138,6 +142,7 @@ class Shelf:
             return mark_of(self._turns(name, lambda: stamp(self.path(name) / DATABASE)))
 
     def _take(self, name: str) -> _OpenRun:
+        """Entry of a run, with one more user; idle ones beyond the limit are closed."""
         with self._guard:
             entry = self._open.setdefault(name, _OpenRun())
             self._open.move_to_end(name)
@@ -148,12 +153,14 @@ class Shelf:
             return entry
 
     def _retire(self, name: str) -> None:
+        """Remove an entry, and close its run when nobody uses it."""
         entry = self._open.pop(name)
         entry.retired = True
         if not entry.users:
             entry.close()
 
     def _give_back(self, name: str, entry: _OpenRun) -> None:
+        """Count one user less."""
         with self._guard:
             entry.users -= 1
             if entry.users:
@@ -191,6 +198,7 @@ class Chosen:
             yield name, self._stack.enter_context(self._shelf.open(name))
 
     def one(self) -> tuple[str, Run]:
+        """Name and run, if exactly one was chosen; otherwise raise an error."""
         if len(self.names) != 1:
             raise SelectionError(f"run= was given {len(self.names)} times; this address needs it once.")
         return next(iter(self))

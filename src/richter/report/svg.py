@@ -79,6 +79,7 @@ def _fewer_colours(data: str) -> str:
 
 
 def pdf_bytes(figure: Figure) -> bytes:
+    """Figure as the bytes of a PDF file."""
     import matplotlib
     out = io.BytesIO()
     with matplotlib.rc_context(SAVED), _laid_out(figure):

@@ -134,13 +134,16 @@ class SweepTable:
 
     @property
     def loss(self) -> str | None:
+        """Name of the loss that most runs have; None if no run has one."""
         return self._most(LOSS)
 
     @property
     def accuracy(self) -> str | None:
+        """Name of the accuracy that most runs have; None if no run has one."""
         return self._most(ACCURACY)
 
     def _most(self, names: Iterable[str]) -> str | None:
+        """The name that most runs have; None if no run has any."""
         counts = Counter(name for r in self.rows for name in r.finals)
         best = max(names, key=lambda name: counts[name])  # the first of several
         return best if counts[best] else None

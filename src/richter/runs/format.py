@@ -40,11 +40,13 @@ def provenance() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
+    """Versions of the installed packages that a run depends on."""
     return {name: version for name in PACKAGES if (version := _version(name)) is not None}
 
 
 @cache  # reading the metadata of five packages takes longer than all else that makes a run
 def _version(package: str) -> str | None:
+    """Version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -149,6 +151,7 @@ def worded(error: BaseException) -> str:
 
 
 def whole_step(step: Any) -> int:
+    """Return a step as an integer of at most 64 bits; otherwise raise an error."""
     try:
         number = operator.index(step)
     except TypeError:
@@ -166,6 +169,7 @@ def plain_text(text: Any) -> str:
 
 
 def _is_utf8(text: str) -> bool:
+    """Return whether a text can be encoded."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -199,6 +203,7 @@ class Columns(NamedTuple):
     mark: NDArray[np.int64] | None = None
 
     def taken(self, which: Any) -> Columns:
+        """The columns of the rows that an index or mask selects."""
         columns: list[Any] = [None if column is None else column[which] for column in self]
         return Columns(*columns)
 
@@ -207,6 +212,7 @@ NONE = Columns(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0), np.emp
 
 
 def pack(c: Columns) -> bytes:
+    """Columns as bytes; constant differences and missing columns take no room."""
     n = len(c.step)
     differences = np.diff(c.step)  # modulo 2^64, like the sums when reading
     even = bool((differences == differences[:1]).all())
@@ -235,6 +241,7 @@ def head(body: bytes) -> tuple[int, int]:
 
 @lru_cache(64)
 def _layout(counts: tuple[int, ...]) -> np.dtype[Any]:
+    """Layout of a block with these numbers of entries per column."""
     return np.dtype([("head", "V", HEAD.size), *zip(Columns._fields, KINDS, counts, strict=True)])
 
 
@@ -348,6 +355,7 @@ def encode(values: ArrayLike, keep: float | None = None) -> Encoded:
 
 
 def decode(form: str, dtype: str, shape: tuple[int, ...], data: bytes) -> NDArray[Any]:
+    """Array from its stored form."""
     kind = _kind(dtype, shape)
     try:
         if form == "zlib":
@@ -402,12 +410,14 @@ def leading(a: NDArray[Any], share: float) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def to_file(path: Path, e: Encoded) -> None:
+    """Write an encoded array to a safetensors file."""
     from safetensors.numpy import save_file
     save_file({"data": np.frombuffer(e.data, np.uint8)}, path,
               metadata={"form": e.form, "dtype": e.dtype, "shape": json.dumps(e.shape)})
 
 
 def from_file(path: Path) -> bytes:
+    """Bytes of an encoded array in a safetensors file."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
     try:
@@ -417,6 +427,7 @@ def from_file(path: Path) -> bytes:
 
 
 def _fits(shape: tuple[int, ...], itemsize: int) -> bool:
+    """Return whether an array of this shape may be stored."""
     return len(shape) <= DIMENSIONS and math.prod(max(k, 1) for k in shape) * itemsize <= MOST
 
 

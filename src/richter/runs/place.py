@@ -216,6 +216,7 @@ def connection_to(path: Path | str, **options: bool) -> sqlite3.Connection:
 
 
 def only_reading(path: Path) -> sqlite3.Connection:
+    """Open a database for reading only."""
     return connection_to(f"{path.resolve().as_uri()}?mode=ro", uri=True)
 
 
@@ -266,19 +267,23 @@ class Folder:
         return name if self.handle is not None else os.fspath(self.path / name)
 
     def open(self, name: str, flags: int) -> int:
+        """Open a file of the folder, and return its handle."""
         return os.open(self.at(name), flags | FLAGS, 0o666, dir_fd=self.handle)  # the umask restricts the mode
 
     def stat(self, name: str) -> os.stat_result:
+        """Status of a file of the folder, without following links."""
         return os.stat(self.at(name), dir_fd=self.handle, follow_symlinks=False)
 
     def names(self) -> list[str]:
         return os.listdir(self.path if self.handle is None else self.handle)
 
     def unlink(self, name: str) -> None:
+        """Delete a file of the folder if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.at(name), dir_fd=self.handle)
 
     def close(self) -> None:
+        """Close the handle of the folder."""
         handle, self.handle = self.handle, None
         if handle is not None:
             os.close(handle)
@@ -338,10 +343,12 @@ class RunFolder(Folder):
             self._drop_aside(aside)
 
     def _drop_aside(self, name: str) -> None:
+        """Delete a second name of the database and its logs."""
         for end in ("", "-wal", "-shm", "-journal"):
             self.unlink(f"{name}{end}")
 
     def _aside(self) -> str:
+        """A new random name for the database while it is being made."""
         return f".{DATABASE}-{secrets.token_hex(8)}"
 
     def _connection_aside(self, name: str) -> sqlite3.Connection:
@@ -414,6 +421,7 @@ class RunFolder(Folder):
         return digest
 
     def drop_object(self, digest: str) -> None:
+        """Delete an object of the run."""
         with contextlib.closing(self.objects()) as objects:
             objects.unlink(f"{digest}.safetensors")
 
@@ -451,6 +459,7 @@ class RunFolder(Folder):
         self.close()
 
     def _remove_log(self, aside: str) -> None:
+        """Remove the log of the database, if no other process has it open."""
         if identity(self.stat(aside)) != self._files[self.path / DATABASE]:
             return
         self._last = connection = self._connection_aside(aside)
@@ -478,6 +487,7 @@ class Lock:
         _LOCKS.add(self)
 
     def release(self) -> None:
+        """Release the lock."""
         self._file.close()
 
 
@@ -485,6 +495,7 @@ _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _release_all() -> None:
+    """Release all locks of this process."""
     for lock in list(_LOCKS):
         lock.release()
 

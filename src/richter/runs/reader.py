@@ -63,10 +63,12 @@ class Run:
             return [row[:-1] for row in now.table(name)]
 
     def _meta(self, key: str) -> Any:
+        """Value of a key of the run; None if it has none."""
         text = next((value for _, name, value in self._table("meta") if name == key), None)
         return None if text is None else parsed(text)
 
     def _curves(self, kind: Kind) -> list[StoredCurve]:
+        """All curves of measures, or of scalars."""
         with self._database.moment() as now:
             return now.of_kind(kind)
 
@@ -74,10 +76,12 @@ class Run:
 
     @property
     def settings(self) -> Any:
+        """Settings of the training, as they were given."""
         return self._meta("settings")
 
     @property
     def seeds(self) -> dict[str, int]:
+        """Seeds by name."""
         return _record(self._meta("seeds"))
 
     @property
@@ -87,6 +91,7 @@ class Run:
 
     @property
     def sessions(self) -> list[Session]:
+        """Sessions of the processes that wrote the run, in order."""
         return [Session(_number(begun), ended, how, _record(parsed(provenance)))
                 for _, begun, ended, how, provenance in self._table("sessions")]
 
@@ -110,6 +115,7 @@ class Run:
 
     @property
     def measures(self) -> list[str]:
+        """Names of the measures."""
         return list(dict.fromkeys(c.name for c in self._curves("row")))
 
     @property
@@ -135,6 +141,7 @@ class Run:
             return max([*(rows or ()), *self.steps, *(step for _, _, step in self.arrays)], default=None)
 
     def has(self, measure: str, layer: str = WHOLE) -> bool:
+        """Return whether a measure of a layer has rows."""
         return any((c.name, c.layer) == (measure, layer) for c in self._curves("row"))
 
     def value(self, measure: str, layer: str = WHOLE) -> float:
@@ -155,6 +162,7 @@ class Run:
         return series
 
     def _series(self, kind: Kind, layer: str, name: str) -> Series | None:
+        """One curve; None if it does not exist."""
         with self._database.moment() as now:
             if (c := now.curves.get((kind, layer, name))) is None:
                 return None
@@ -171,6 +179,7 @@ class Run:
         return {name: series for (name, _), (series, _) in self._several("scalar", {("", name) for name in names}).items()}
 
     def _several(self, kind: Kind, wanted: set[tuple[str, str]]) -> dict[tuple[str, str], tuple[Series, Remark]]:
+        """Several curves, each with the mark and note of its last row, by (name, layer)."""
         with self._database.moment() as now:
             curves = [c for c in now.of_kind(kind) if (c.layer, c.name) in wanted]
             rows, notes = now.rows(curves), now.notes
@@ -200,6 +209,7 @@ class Run:
         return self._frame("row")
 
     def _frame(self, *kinds: Kind) -> pandas.DataFrame:
+        """All rows of some kinds as a table."""
         import pandas as pd
         frame = pd.DataFrame(dict(zip(COLUMNS, self._rows(*kinds), strict=True)))
         return frame.astype({"step": "int64", "value": "float64", "error": "float64"})
@@ -263,6 +273,7 @@ class Run:
         return arrays.leading(arrays.decode(form, dtype, shape, data), 1.0)
 
     def _stored(self, name: str, layer: str, step: int | None, load: bool = True) -> tuple[str, str, tuple[int, ...], bytes]:
+        """Form, type, shape and bytes of an array; by default at its last step."""
         with self._database.moment() as now:
             rows = [row for row in now.arrays.get((layer, name), []) if step is None or row[3] == step]
             if not rows:
@@ -297,13 +308,16 @@ class Run:
 
     @property
     def claims(self) -> dict[str, dict[str, Any]]:
+        """Records of the claims of an experiment, by name."""
         return {name: _record(parsed(record)) for _, name, record in self._table("claims")}
 
     @property
     def figures(self) -> list[tuple[str, str]]:
+        """(name, kind) of each stored figure."""
         return [row[1:3] for row in self._table("figures")]
 
     def figure(self, name: str, kind: str = "svg") -> bytes:
+        """Bytes of a stored figure."""
         with self._database.moment() as now:
             for number, *figure, body, _ in now.table("figures"):
                 if figure == [name, kind]:
@@ -317,6 +331,7 @@ class Run:
         self.table.to_csv(path, index=False, lineterminator="\r\n")  # RFC 4180, which allows line breaks in names
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write all rows and scalars as a Parquet file."""
         try:
             import pyarrow  # noqa: F401
         except ImportError:
@@ -381,18 +396,22 @@ def inside(store: str | os.PathLike[str], name: str) -> Path:
 
 
 def _marks(c: Columns) -> list[Mark]:
+    """Marks of some rows."""
     return [MARKS[0]] * len(c.step) if c.mark is None else [MARKS[code] for code in c.mark.tolist()]
 
 
 def _notes(c: Columns, notes: dict[int, str]) -> list[str]:
+    """Notes of some rows."""
     return [""] * len(c.step) if c.note is None else [notes.get(number, "") for number in c.note.tolist()]
 
 
 def _number(v: Any) -> float:
+    """Number, with NaN for None."""
     return math.nan if v is None else float(v)
 
 
 def _record(value: Any) -> dict[str, Any]:
+    """A stored mapping, empty for None; raise an error for anything else."""
     if not isinstance(value, dict | None):
         raise StoreError(f"a record of this run is damaged: it is a {type(value).__name__}.")
     return value or {}

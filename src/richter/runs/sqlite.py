@@ -89,6 +89,7 @@ def row_sum(table: str, *values: int | float | str | None) -> int:
 
 
 def _digest(data: bytes) -> bytes:
+    """Digest of some bytes."""
     return blake2b(data, digest_size=8).digest()
 
 
@@ -99,11 +100,13 @@ class Ledger(NamedTuple):
     last: int
 
     def packed(self) -> bytes:
+        """Ledger as bytes with a checksum."""
         data = struct.pack(f"<{2 * len(TABLES)}Qq", *(n for table in TABLES for n in self.tallies[table]), self.last)
         return data + _digest(data)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Ledger:
+        """Ledger from bytes; raise an error if the checksum is wrong."""
         if len(data) != 16 * len(TABLES) + 16 or _digest(data[:-8]) != data[-8:]:
             raise StoreError("its ledger is not in its original state")
         *flat, last = struct.unpack(f"<{2 * len(TABLES)}Qq", data[:-8])
@@ -120,6 +123,7 @@ class Tail(NamedTuple):
 
     @classmethod
     def empty(cls, base: int) -> Tail:
+        """End of the rows before any is appended."""
         return cls(base, base, _digest(base.to_bytes(8, "little", signed=True)))
 
     def after(self, body: bytes) -> Tail:
@@ -127,10 +131,12 @@ class Tail(NamedTuple):
         return Tail(self.base, self.last + 1, _digest(self.sum + body))
 
     def packed(self) -> bytes:
+        """End of the rows as bytes."""
         return struct.pack("<qq8s", *self)
 
     @classmethod
     def unpacked(cls, data: bytes) -> Tail:
+        """End of the rows from bytes."""
         if len(data) != 24:
             raise StoreError("the end of its rows is not in its original state")
         return cls(*struct.unpack("<qq8s", data))
@@ -225,6 +231,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 
 def _has_tables(connection: sqlite3.Connection) -> bool:
+    """Return whether the database has any table."""
     return bool(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
 
 
@@ -281,6 +288,7 @@ class Contents:
 
     @cached_property
     def ledger(self) -> Ledger:
+        """Ledger of the tables, with its checksum verified."""
         rows = self._ask("SELECT data FROM ledger", (), "b")
         if len(rows) != 1:
             raise StoreError("its ledger is missing")
@@ -324,10 +332,12 @@ class Contents:
         return {(c.kind, c.layer, c.name): c for c in curves}
 
     def of_kind(self, kind: Kind) -> list[StoredCurve]:
+        """Curves of measures, or of scalars."""
         return [c for c in self.curves.values() if c.kind == kind]
 
     @cached_property
     def notes(self) -> dict[int, str]:
+        """Notes by number."""
         return {number: text for number, text, _ in self.table("notes")}
 
     @cached_property
@@ -344,6 +354,7 @@ class Contents:
 
     @cached_property
     def _recent_rows(self) -> dict[int, Columns]:
+        """Rows that are not yet stored by curve."""
         return blocks.by_curve(blocks.unpack(self.recent[1]))
 
     def chunks(self, c: StoredCurve) -> list[Any]:
@@ -434,6 +445,7 @@ class RunReader:
                     self._end()
 
     def _end(self) -> None:
+        """End a transaction that is still open."""
         if self._connection is not None and self._connection.in_transaction:
             with explained(self.folder, "read"):
                 self._connection.execute("COMMIT")
@@ -452,6 +464,7 @@ class RunReader:
         return typed(self.folder, rows, kinds)
 
     def close(self) -> None:
+        """Close the file."""
         with self._guard:
             connection, self._connection = self._connection, None  # first: an interrupt may come when it is closed already
             if connection is not None:
@@ -514,6 +527,7 @@ class Appender:
             self._settled = True
 
     def _undo(self) -> None:
+        """Roll back a transaction that is still open."""
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
 
@@ -529,6 +543,7 @@ class Appender:
             self._recent = sum(blocks.head(body)[1] for body in self._bodies)
 
     def _ask(self, question: str, values: Sequence[Any] = (), kinds: str = "") -> list[Any]:
+        """Rows that answer a query, with their types checked."""
         return typed(self.folder, self.connection.execute(question, values).fetchall(), kinds)
 
     # ----------------------------------------------------------------------------------------- small tables, in a transaction
@@ -560,6 +575,7 @@ class Appender:
         self.session = number, when, provenance
 
     def end(self, how: str) -> None:
+        """Note the end of the session, and how it ended."""
         if self.session is not None:
             number, when, provenance = self.session
             self.put("sessions", when, time.time(), how.encode("utf-8", "replace").decode(), provenance, number=number)
@@ -666,11 +682,13 @@ class Appender:
         self.connection.execute("INSERT OR REPLACE INTO recent (id, data) VALUES (?, ?)", (TAIL, self._tail.packed()))
 
     def _new_curve(self, kind: Kind, r: Row) -> StoredCurve:
+        """Make a new curve for a row."""
         c = StoredCurve(len(self._curves) + 1, kind, plain_text(r.layer), plain_text(r.measure))
         self._put_curve(c)
         return c
 
     def _put_curve(self, c: StoredCurve) -> None:
+        """Store the entry of a curve."""
         self.put("series", *c[1:], number=c.number)
         self._curves[c.kind, c.layer, c.name] = c
 
@@ -695,6 +713,7 @@ class Appender:
             return lines, self._contents.rows_of(lines)
 
     def _drop_chunks(self, lines: list[Any]) -> None:
+        """Delete chunks of a curve."""
         self.connection.execute("DELETE FROM chunks WHERE id BETWEEN ? AND ?", (lines[0][0], lines[-1][0]))
 
     # ------------------------------------------------------------------------------------------------------------- end

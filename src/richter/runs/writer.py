@@ -171,6 +171,7 @@ class Writer:
             self._put_arrays(encoded)
 
     def claim(self, name: str, record: Mapping[str, Any]) -> None:
+        """Write the record of a claim."""
         with self._transaction("written"):
             self._database.put("claims", plain_text(name), json.dumps(plain(record, "record")))
 
@@ -297,12 +298,14 @@ class Writer:
             yield
 
     def _sync(self) -> None:
+        """Ask the disk to store what was written."""
         with explained(self.path, "written"):
             sync(self.path)
         self._synced = time.monotonic()
 
     @contextlib.contextmanager
     def _transaction(self, done: str) -> Iterator[None]:
+        """Context of a transaction; the first one begins the session."""
         with self._writing():
             if self._database.session is None:
                 self._database.begin({}, *self._begins)
@@ -317,6 +320,7 @@ class Writer:
                 yield
 
     def _put_meta(self, key: str, value: Any) -> None:
+        """Store the value of a key of the run."""
         self._database.put("meta", key, json.dumps(value))
 
     def _put_arrays(self, encoded: Iterable[tuple[str, str, int, arrays.Encoded]]) -> None:
@@ -456,6 +460,7 @@ def _check_same(old: Run, settings: Any) -> None:
 
 
 def _difference(old: Any, new: Any) -> str:
+    """Sentence about the settings that differ."""
     if not isinstance(old, dict) or not isinstance(new, dict):
         return f"{old!r}, not {new!r}"
     other = [f"{k} {old.get(k)!r}, not {new.get(k)!r}" for k in {**old, **new} if old.get(k) != new.get(k)]

@@ -72,10 +72,12 @@ class _Links(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Collect the address of a link."""
         self.addresses += [value for key, value in attrs if tag == "a" and key == "href" and value]
 
 
 def _file_name(link: str) -> str:
+    """File name in a link."""
     return urllib.parse.unquote(urllib.parse.urlsplit(link).path).rpartition("/")[2]
 
 

@@ -145,6 +145,7 @@ class MultitaskParity:
 
     @functools.cached_property
     def _steps(self) -> Float[Tensor, " skills"]:
+        """Cumulative frequencies of the skills."""
         return self.frequencies.cumsum(0)
 
     def _random_bits(self, n: int, draw: torch.Generator) -> Float[Tensor, "n bits"]:
@@ -153,11 +154,13 @@ class MultitaskParity:
         return nn.functional.embedding(words.int(), _table(self.dtype, draw.device)).view(n, -1)[:, :self.bits]
 
     def _examples(self, skill: Int[Tensor, " n"], bits: Float[Tensor, "n bits"]) -> Examples:
+        """Inputs and targets of these skills and bits."""
         relevant = bits.gather(1, self.positions[skill])
         x = torch.cat([nn.functional.one_hot(skill, self.skills).to(self.dtype), bits], 1)
         return Examples(x, self.target * _parity(relevant)[:, None], skill)
 
     def _patterns(self, device: torch.device) -> Float[Tensor, "p relevant"]:
+        """All patterns of the relevant bits."""
         return _all_bits(self.relevant, self.dtype, device)
 
     def _others(self, k: int, device: torch.device) -> Float[Tensor, "draws bits"]:
@@ -257,6 +260,7 @@ def _parity(bits: Tensor) -> Tensor:
 
 
 def _generator(seed: int, part: int, device: torch.device) -> torch.Generator:
+    """Random generator of one part of the data."""
     if seed < 0:
         raise SelectionError(f"seed={seed}: a seed from 0 on is needed.")
     return torch.Generator(device).manual_seed(int(np.random.SeedSequence((seed, part, 8)).generate_state(1, np.uint64)[0] >> 1))
@@ -270,6 +274,7 @@ def _all_bits(count: int, dtype: torch.dtype, device: torch.device) -> Float[Ten
 
 @functools.cache
 def _table(dtype: torch.dtype, device: torch.device) -> Float[Tensor, "256 8"]:
+    """Bits of all bytes."""
     return _all_bits(8, dtype, device)
 
 

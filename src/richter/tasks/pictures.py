@@ -109,6 +109,7 @@ def _from_object(value: Any, what: str, size: Size, grey: bool) -> NDArray[np.ui
 
 
 def _pixels(opened: Any, size: Size, grey: bool) -> NDArray[np.uint8]:
+    """Pixels [h, w, channels] of a picture in the wanted size and colours."""
     from PIL import Image
     if opened.mode.startswith(("I", "F")):
         raise DataError(f"a picture has more than 8 bits for each pixel (mode {opened.mode}); converting would cut them off. "
@@ -125,6 +126,7 @@ def _pixels(opened: Any, size: Size, grey: bool) -> NDArray[np.uint8]:
 
 
 def _stacked(rows: Iterable[tuple[str, NDArray[np.uint8], Any]], classes: tuple[str, ...], owner: object) -> Images:
+    """Pictures of one size and their class ids as tensors."""
     xs: list[NDArray[np.uint8]] = []
     ys: list[int] = []
     for what, x, y in rows:

@@ -153,6 +153,7 @@ def digest(folder: Path) -> str:
 
 
 def _check(folder: Path, data: DataSet, source: Source) -> None:
+    """Raise an error unless the files of a data set have the published digest."""
     seen = digest(folder)
     if seen != data.digest:
         raise DataError(f"{data.name}: the files of {source.origin} have the digest {seen}, expected {data.digest}. They are not "
@@ -179,6 +180,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _abandoned(work: Path) -> bool:
+    """Return whether no process works in a folder any more."""
     if not (work / _HELD).is_file():  # the folder is just being created
         return False
     try:

@@ -225,10 +225,12 @@ class ModularArithmetic:
 
     @property
     def tokens_test(self) -> Int[Tensor, "m 4"]:
+        """Test inputs as token sequences a + b =."""
         return _sequences(self.x_test)
 
 
 def _sequences(x: Float[Tensor, "n 2*p"]) -> Int[Tensor, "n 4"]:
+    """Token sequences a + b = of one-hot pairs."""
     p = x.shape[1] // 2
     a, b = x[:, :p].argmax(1), x[:, p:].argmax(1)
     return torch.stack([a, torch.full_like(a, p), b, torch.full_like(a, p + 1)], 1)
@@ -263,6 +265,7 @@ def modular_arithmetic(p: int, seed: int = 0, *, operation: Literal["add", "subt
 
 
 def _prime(p: int) -> bool:
+    """Return whether p is a prime."""
     return p > 1 and all(p % k for k in range(2, math.isqrt(p) + 1))
 
 

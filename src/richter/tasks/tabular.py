@@ -174,6 +174,7 @@ def _floats(column: Column) -> NDArray[np.float64] | None:
 
 
 def _standardised(x: NDArray[np.float64], rows: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Columns with mean 0 and deviation 1 on these rows."""
     deviation = x[rows].std(0)
     return (x - x[rows].mean(0)) / np.where(deviation > 0, deviation, 1)
 

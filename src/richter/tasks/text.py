@@ -120,6 +120,7 @@ def analogies() -> Analogies:
 
 
 def _pairs(file: str) -> tuple[tuple[str, str, float], ...]:
+    """Pairs of words and their similarity."""
     text = _read("analogies", file)
     try:
         frame = pd.read_csv(io.StringIO(text), sep="\t", comment="#", header=None, usecols=[0, 1, 2], dtype=str, na_filter=False,
@@ -130,6 +131,7 @@ def _pairs(file: str) -> tuple[tuple[str, str, float], ...]:
 
 
 def _read(name: str, file: str) -> str:
+    """Text of a file of a data set; raise an error if it is damaged."""
     try:
         return (need(name) / file).read_text(encoding="utf-8")
     except (UnicodeDecodeError, FileNotFoundError, PermissionError) as error:
@@ -137,6 +139,7 @@ def _read(name: str, file: str) -> str:
 
 
 def _json(name: str, file: str) -> Any:
+    """Contents of a JSON file of a data set."""
     try:
         return json.loads(_read(name, file))
     except json.JSONDecodeError as error:
@@ -144,6 +147,7 @@ def _json(name: str, file: str) -> Any:
 
 
 def _damaged(name: str, file: str, error: object) -> DataError:
+    """Make the error for a damaged file."""
     return DataError(f"{file} of {name} is damaged ({error}). Run `richter data fetch {name}`: it is checked and replaced.")
 
 

@@ -105,7 +105,7 @@ class Meter:
 
     @property
     def total(self) -> int:
-        """Bytes of this file as announced by the server; 0 if it does not announce them."""
+        """Note the announced size, and check it."""
         return self._total
 
     @total.setter
@@ -128,5 +128,6 @@ class Meter:
         self._before = self._now
 
     def _check(self, size: int) -> None:
+        """Raise an error if a download is larger than expected."""
         if size > self.most:
             raise DataError(f"{self.name}: the download is larger than the {self.most:,} bytes expected; nothing was kept.")

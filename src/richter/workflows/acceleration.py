@@ -140,6 +140,7 @@ class _Kernels:
 
     @classmethod
     def of(cls, model: nn.Module, x: Tensor, output: Output | None, memory: str | float, Y: Float[Tensor, "n k"]) -> _Kernels:
+        """Kernel of each output and its eigenpairs, in float64."""
         twin = copy.deepcopy(model).double().eval()
         x = x.double() if x.is_floating_point() else x
         (n, k), allowed = Y.shape, parse_bytes(memory)
@@ -156,6 +157,7 @@ class _Kernels:
         return cls(K, K.diagonal(dim1=1, dim2=3).permute(2, 0, 1).contiguous(), f, "")
 
     def alignment(self, Y: Float[Tensor, "n k"]) -> float:
+        """Mean alignment of each output's kernel with its labels."""
         return float(np.mean([alignment(K, y) for K, y in zip(self.own, Y.T, strict=True) if y.any() and K.any()]))
 
 
@@ -224,6 +226,7 @@ def _outputs(model: nn.Module, x: Tensor, output: Output | None, chunk: int) -> 
 
 
 def _picked(result: Any, output: Output | None) -> Float[Tensor, "n k"]:
+    """Outputs as a matrix [n, k]."""
     f = result if output is None else output(result)
     if not isinstance(f, Tensor) or f.dim() == 0:
         raise SelectionError(f"the model returns a {type(f).__name__}, not a tensor [n, ...]: select one with output=, e.g. "
@@ -235,6 +238,7 @@ def _picked(result: Any, output: Output | None) -> Float[Tensor, "n k"]:
 
 
 def _check(model: nn.Module, x: Tensor, lr: float, steps: int, reduction: str) -> None:
+    """Raise an error for arguments that are not valid."""
     if not isinstance(x, Tensor) or x.dim() == 0 or len(x) < 2:
         shape = f" of shape {tuple(x.shape)}" if isinstance(x, Tensor) else ""
         raise SelectionError(f"x is a {type(x).__name__}{shape}: give a tensor of "
@@ -283,6 +287,7 @@ def _stable(K: Tensor, lr: float, rate: float) -> None:
 
 
 def _due(steps: int, record: Sequence[int] | None) -> list[int]:
+    """Steps at which losses are recorded."""
     if record is None:
         return sorted({0, steps, *(round(v) for v in np.geomspace(1, steps, RECORDED))})
     wrong = [s for s in record if s != int(s) or not 0 <= s <= steps]
@@ -296,6 +301,7 @@ def _due(steps: int, record: Sequence[int] | None) -> list[int]:
 
 
 def _drawn(a: Acceleration) -> Figure:
+    """Figure of losses and alignment."""
     from richter.report.drawing import COLOURS, caption, label, line, panels, styled
 
     @styled

@@ -86,6 +86,7 @@ def compare(a: Network, b: Network, probe: Probe, layers: Layers = None, *, laye
 
 
 def _network(given: Any, name: str) -> tuple[nn.Module, Mapping[str, Tensor] | None]:
+    """Model and weights of an argument of compare."""
     model, weights = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, None)
     if not isinstance(model, nn.Module):
         raise SelectionError(f"compare(a, b, probe): {name} is a {type(given).__name__}; a model is needed, or (model, "
@@ -121,6 +122,7 @@ def _gathered(readers: tuple[Reader, Reader], n: int, room: int, features: int) 
 
 
 def _by_grams(readers: tuple[Reader, Reader], room: int, features: int) -> _Products:
+    """Inner products and leading eigenpairs from Gram matrices of examples."""
     grams_of_networks = [_grams(reader, room, title) for reader, title in zip(readers, ("first", "second"), strict=True)]
     home = grams_of_networks[0].device
     flat = [K.flatten(1) for K in grams_of_networks]
@@ -190,5 +192,6 @@ def _of_moments(covariances: tuple[dict[str, Tensor], dict[str, Tensor]], cross:
 
 
 def _numpy(t: Tensor) -> Numbers:
+    """Tensor as a numpy array of float64."""
     return np.asarray(t.detach().cpu().numpy(), np.float64)
 

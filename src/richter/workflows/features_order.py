@@ -60,6 +60,7 @@ class FeaturesOrder:
         return f"{lines}\n{self.note}" if self.note else lines
 
     def _made_of(self, k: int, shown: int = SHOWN) -> str:
+        """Largest coefficients of a feature, with the names of the inputs."""
         order = np.argsort(-np.abs(self.features[k]))[:shown]
         return ", ".join(f"{self.features[k][i]:+.2f} {self.names[i]}" for i in order)
 
@@ -145,6 +146,7 @@ def _sampled(last: float, lr: float) -> Float[torch.Tensor, " t"]:
 
 
 def _labels(names: Sequence[str], d: int) -> tuple[str, ...]:
+    """Names of the inputs, x0, x1, ... by default."""
     if isinstance(names, str) or not hasattr(names, "__len__") or len(names) not in (0, d):
         count = len(names) if hasattr(names, "__len__") and not isinstance(names, str) else repr(names)
         raise SelectionError(f"{count} names for {d} inputs: give one for each, as a list, or none.")

@@ -101,6 +101,7 @@ class Average:
 
     @property
     def best(self) -> LawFit:
+        """Law with the smallest residual."""
         return min(self.fits, key=lambda fit: fit.rss)
 
     def predict(self, x: ArrayLike, confidence: float = 0.95) -> tuple[Numbers, Numbers, Numbers]:
@@ -119,11 +120,13 @@ class Average:
 # ------------------------------------------------------------------------------------------------------------------- the laws
 
 def _power(slopes: Sequence[float]) -> Law:
+    """Power law with starting values."""
     return Law("power law", lambda th, x: np.exp(th[0]) * x**-np.exp(th[1]), tuple((0.0, math.log(b)) for b in slopes),
                lambda th, u, v: {"exponent": math.exp(th[1]), "prefactor": _prefactor(th, u, v)})
 
 
 def _offset(slopes: Sequence[float], floor: float) -> Law:
+    """Power law with an offset, with starting values."""
     starts = tuple((math.log(max(1e-3, 1 - part * floor)), math.log(b), math.log(part * floor))
                    for b in (*slopes, 3 * slopes[0]) for part in (0.01, 0.5, 0.9))
     return Law("power law with an offset", lambda th, x: np.exp(th[0]) * x**-np.exp(th[1]) + np.exp(th[2]), starts,
@@ -131,6 +134,7 @@ def _offset(slopes: Sequence[float], floor: float) -> Law:
 
 
 def _prefactor(th: Numbers, u: float, v: float) -> float:
+    """Prefactor in the units of the data."""
     return v * math.exp(th[0] + math.log(u) * math.exp(th[1]))
 
 
@@ -309,6 +313,7 @@ def _widths(fits: Sequence[LawFit]) -> Numbers:
 
 
 def _value(law: Law, theta: Numbers, x: Numbers) -> Numbers:
+    """Values of a law, kept within a finite range."""
     with np.errstate(all="ignore"):
         return np.asarray(np.clip(np.nan_to_num(law.value(np.clip(theta, -60, 60), x), nan=1e30), 1e-30, 1e30))
 

@@ -138,15 +138,18 @@ def _centred(f: Tensor, y: Any) -> NDArray[np.float64] | None:
 
 
 def _array(t: Tensor) -> NDArray[np.float64]:
+    """Tensor as a numpy array of float64."""
     return np.asarray(t.detach().double().cpu())
 
 
 def _parts(changes: NDArray[np.float64], direction: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Shares of the changes along the direction of their sum."""
     along = (changes * direction).sum((1, 2))
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(along / along.sum())
 
 
 def _relative(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Relative distance |a - b| / |b|; NaN if b is zero."""
     size = float(np.linalg.norm(b))
     return float(np.linalg.norm(a - b)) / size if size else math.nan

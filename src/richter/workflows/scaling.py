@@ -51,6 +51,7 @@ class Scaling:
 
     @property
     def best(self) -> str:
+        """Name of the best law."""
         return next(iter(self.fits))
 
     @property
@@ -72,6 +73,7 @@ class Scaling:
 
     @property
     def words(self) -> str:
+        """Sentence that says how clearly the best law wins."""
         if self.rivals:
             return (f"{self.best} is best, but the data cannot tell it from {' or '.join(self.rivals)} (odds below 20 to 1): "
                     f"more decades of {self.resource} would")
@@ -163,6 +165,7 @@ def _fits(t: Numbers, y: Numbers, e: Numbers, resource: Resource, initial: float
 
 
 def _curve(x: ArrayLike, loss: ArrayLike, errors: ArrayLike | None, start: float) -> tuple[Numbers, Numbers, Numbers]:
+    """x, losses and errors as arrays from ``start`` on, checked."""
     t, y = np.asarray(x, np.float64), np.asarray(loss, np.float64)
     e = y if errors is None else np.asarray(errors, np.float64)  # equal relative errors
     if t.ndim != 1 or y.shape != t.shape or e.shape != t.shape:
@@ -203,4 +206,5 @@ def _reduced(t: Numbers, y: Numbers, e: Numbers) -> tuple[Numbers, Numbers, Numb
 
 
 def _number(value: float, error: float) -> str:
+    """Number with its error, as text."""
     return f"{value:.3g} ± {error:.1g}" if 0 < error < 1e3 * abs(value) else f"{value:.3g}"

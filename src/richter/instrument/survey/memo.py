@@ -86,6 +86,7 @@ class Amendments:
     biases: set[str] = field(default_factory=set)  # that are used in another way too
 
     def apply(self, survey: Survey, state: State) -> Survey:
+        """Survey with all amendments."""
         later = {k: (m.info, W) for k, m in self.later.items() if k not in survey.maps and (W := m.matrix(state)) is not None}
         self.later = {k: m for k, m in self.later.items() if k in later or k in survey.maps}
         maps = survey.maps | {k: info for k, (info, _) in later.items()}
@@ -124,6 +125,7 @@ def amended(network: Network, doubt: Doubt, kept: Amendments) -> Survey:
 
 
 def _same(survey: Survey, other: Survey) -> bool:
+    """Return whether two surveys have the same maps, layouts and notes."""
     kinds = ("notes", "maps", "biases")
     return all(getattr(survey, kind).keys() == getattr(other, kind).keys() for kind in kinds) and all(
         info.layouts == other.maps[k].layouts for k, info in survey.maps.items())
@@ -166,6 +168,7 @@ def _check_mixing(network: Network, doubt: Doubt, singly: set[str]) -> None:
 
 
 def _unexplained(name: str) -> Remark:
+    """Refusal of a map whose captures do not rebuild its weight gradient."""
     return Remark(Mark.REFUSED, f"layer {name!r}: on some examples of the probe, what it read and what is asked of it do not "
                                 f"rebuild its weight gradient. The weight is also used in a way that is not a linear map of one "
                                 f"input; its tangent kernel is exact, by gradients of single examples")
@@ -277,6 +280,7 @@ class SurveyMemo:
 
     def _keep(self, model: nn.Module, x: Inputs, output: Output | None, copied: set[str], result: Survey,
               memory: float = math.inf, exact: bool = False) -> None:
+        """Remember a survey with everything that must stay the same for it to hold."""
         architecture = _architecture(model, output)
         if architecture is not None:
             few = result.examples if exact else 2  # some models run on no other number of examples than that of the survey
@@ -371,6 +375,7 @@ def _architecture(model: nn.Module, output: Output | None) -> Any:
 
 
 def _hooks(m: nn.Module) -> tuple[Mapping[int, Any], ...]:
+    """All hooks of a module."""
     return m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks
 
 
@@ -412,6 +417,7 @@ class _Looker:
         return id(kept), found
 
     def _inside(self, kept: Any, depth: int) -> Any:
+        """Comparable summary of a value: of tensors a fingerprint, of containers their contents."""
         if isinstance(kept, Tensor):
             return kept.requires_grad, kept.shape, kept.dtype, fingerprint(kept)
         if isinstance(kept, np.ndarray):
@@ -434,6 +440,7 @@ class _Looker:
 
 
 def _filled(cell: Any) -> bool:
+    """Return whether a cell of a closure has a value."""
     try:
         cell.cell_contents  # noqa: B018  a name that is not bound yet
     except ValueError:
@@ -479,6 +486,7 @@ def _follow(result: Survey, model: nn.Module) -> bool:
 
 
 def _equal(x: Inputs, y: Inputs) -> bool:
+    """Return whether two inputs are equal."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device and torch.equal(x, y)
     if isinstance(x, dict) and isinstance(y, dict):

@@ -162,6 +162,7 @@ class Network:
 
     @property
     def device(self) -> torch.device:
+        """Device of the model."""
         return device_of(self.model)
 
     @property
@@ -419,4 +420,5 @@ def _disjoint(q: Channels, k: Channels, v: Channels) -> Split | None:
 
 
 def _same(split: Split, other: Split | None) -> bool:
+    """Return whether two splits of the weights are equal."""
     return other is not None and all(torch.equal(split[name], other[name]) for name in split)

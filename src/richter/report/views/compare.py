@@ -46,6 +46,7 @@ def _drift(runs: Chosen) -> list[Panel]:
 
 
 def _cells(seen: Comparison) -> list[Panel]:
+    """Panels of CKA and overlap of all pairs of layers."""
     (a, b), (rows, columns) = seen.names, seen.layers
     words = (f"CKA of what each layer reads, on {seen.rows} {seen.kind}. 1: the same features up to a rotation and a scale; "
              f"debiased, so that 0 means nothing in common.")

@@ -48,6 +48,7 @@ def _chosen(runs: Chosen, query: Query) -> Iterator[tuple[str, str, str | None, 
 
 
 def _stages(name: str, series: Series) -> dict[str, Any] | None:
+    """Stages of a loss as a record; None for other scalars."""
     from richter.measures.stages import is_loss, stages_in
     stages = stages_in(series) if is_loss(name) else None
     return None if stages is None else stages.to_json()

@@ -52,6 +52,7 @@ def _spectrum(run: Run, owner: str) -> list[Panel]:
 
 
 def _learning(run: Run, owner: str) -> list[Panel]:
+    """Panel of kappa and accuracy over training."""
     shares = features.curves_of(run)["shares"]
     if features.KAPPA not in shares:
         return []
@@ -71,6 +72,7 @@ def _evolution(run: Run) -> list[Panel]:
 
 
 def _exciting(name: str, run: Run, owner: str) -> list[Panel]:
+    """Panels of the examples that excite each feature most."""
     if not features.can_excite(run):
         return []
     rows = features.excited(run)

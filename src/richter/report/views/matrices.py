@@ -49,6 +49,7 @@ def matrix_csv(runs: Chosen, query: Query) -> Sheet:
 
 
 def _place(query: Query) -> tuple[str, str, int | None]:
+    """Name, layer and step of the array that a query asks for."""
     return query.one("name"), query.one("layer"), query.whole("step", -2 ** 63, 2 ** 63 - 1, None)
 
 
