@@ -211,3 +211,38 @@ def test_bad_input_says_what_to_do() -> None:
         we.leading(np.triu(M), 1)
     with pytest.raises(SelectionError, match="it learns as many as it has dimensions"):
         we.starts(np.eye(10)[:, :3], np.ones((10, 2)))
+
+
+def test_descent_on_sampled_pairs_rises_when_predicted() -> None:
+    """From random small embeddings, within 6 % for each mode; another seed draws other pairs."""
+    P = we.planted(300, 5)
+    M = we.target_matrix(P, P.sum(1))
+    modes = we.leading(M, 4)
+    W0 = 1e-3 * np.random.default_rng(0).standard_normal((300, 6))
+    times = np.asarray(we.rise_times(modes.eigenvalues, we.starts(modes.vectors, W0)))
+    t = np.linspace(0, 1.3 * times[-1], 400)
+    squares = np.stack([((modes.vectors.T @ W.double().numpy()) ** 2).sum(1)
+                        for W in we.sgd(M, W0, t, lr=2e-4, words=100, seed=1)], 1)
+    seen = [t[np.argmax(squares[k] >= modes.eigenvalues[k] / 2)] for k in range(4)]
+    np.testing.assert_allclose(seen, times, rtol=0.06)
+    first, again, other = (next(iter(we.sgd(M, W0, [0.002], lr=2e-4, words=100, seed=s))) for s in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_step_of_descent_is_the_gradient_on_average() -> None:
+    """The mean of many single steps, against the gradient of the loss; each step changes only the words that it draws."""
+    P = we.planted(8, 3)
+    M = we.target_matrix(P, P.sum(1))
+    W0 = np.random.default_rng(0).standard_normal((8, 2))
+    ends = [next(iter(we.sgd(M, W0, [1e-3], lr=1e-3, words=3, seed=s))) for s in range(4_000)]
+    steps = torch.stack(ends).double() - torch.from_numpy(W0)
+    mean, error = steps.mean(0).numpy() / 1e-3, steps.std(0).numpy() / 1e-3 / 4_000**0.5
+    expected = (M - W0 @ W0.T) @ W0 / 2
+    assert (np.abs(mean - expected) < 5 * error).all()
+    assert np.abs(expected).max() > 20 * error.max()
+    assert int((steps.abs().sum(-1) > 1e-6).sum(-1).max()) <= 6
+    with pytest.raises(SelectionError, match="words=9 in a step, and the vocabulary has 8"):
+        next(iter(we.sgd(M, W0, [1.0], lr=0.1, words=9)))
+    with pytest.raises(ArithmeticError, match="lr=3 is too large"):
+        list(we.sgd(M, 100 * W0, [300.0], lr=3.0, words=3))

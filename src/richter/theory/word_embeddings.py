@@ -17,6 +17,7 @@ never counted has M_ij = -2, so M is a sparse matrix minus 2 in every entry: ``t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,8 +30,9 @@ from torch import Tensor
 
 from richter.core import Ref, SelectionError
 from richter.core.arrays import Array, ArrayLike
-from richter.theory.arrays import Times, like, normal, read, times_from_zero, whole
-from richter.theory.flows import flow
+from richter.core.values import progress
+from richter.theory.arrays import Times, above_zero, like, normal, read, times_from_zero, whole
+from richter.theory.flows import FlowError, flow
 from richter.theory.frame import Theory
 
 NEVER = -2.0  # M of a pair that does not occur
@@ -264,6 +266,37 @@ def gradient_flow(M: ArrayLike, W0: ArrayLike, t: Times, weights: ArrayLike | No
     small = float(W_.abs().max())
     states = flow(velocity, W_, times_from_zero(t).tolist(), rtol=1e-12, atol=1e-12 * small)
     return like(torch.stack(states), M)
+
+
+def sgd(M: ArrayLike, W0: ArrayLike, t: Times, *, lr: float, words: int, seed: int = 0) -> Iterator[Tensor]:
+    """Train by stochastic gradient descent, and yield W [V, d] at each of the increasing times ``t`` (steps times ``lr``).
+
+    A step draws ``words`` rows and as many columns, and labels each of their pairs as one of the text with probability
+    P_ij / (P_ij + P_i P_j) = (M_ij + 2) / 4, otherwise as one of independent words: pairs of both kinds count so often with the
+    weights 1 / (P_ij + P_i P_j). The loss is that of word2vec to second order, in the precision of float32."""
+    target, W = (torch.as_tensor(a).to(torch.float32) for a in (M, W0))
+    W, size = W.clone(), len(target)
+    whole(words=words)
+    whole(0, seed=seed)
+    above_zero("a rate", lr=lr)
+    if words > size:
+        raise SelectionError(f"words={words} in a step, and the vocabulary has {size}: take {size} or fewer.")
+    draw = torch.Generator(W.device).manual_seed(seed)
+    steps = (times_from_zero(t) / lr).round().long().tolist()
+    weight, done = lr / 4 * (size / words) ** 2, 0
+    for last in progress(steps, title="training", unit="time"):
+        for _ in range(last - done):
+            i, j = (torch.randperm(size, generator=draw, device=W.device)[:words] for _ in range(2))
+            labels = torch.rand(words, words, generator=draw, device=W.device) * 4 < target[i][:, j] + 2
+            a, b = W[i], W[j]
+            residual = (a @ b.T).add_(2).sub_(labels.to(a), alpha=4)  # S - T with T = 2 or -2
+            W.index_add_(0, i, residual @ b, alpha=-weight)
+            W.index_add_(0, j, residual.T @ a, alpha=-weight)
+        done = max(done, last)
+        if not torch.isfinite(W).all():
+            raise FlowError(f"training left the finite numbers before step {done}: lr={lr:g} is too large for {words} words in a "
+                            f"step of {size}. Take a smaller one, or more words.")
+        yield W.clone()
 
 
 def predict_aligned(P: ArrayLike, start: ArrayLike, t: Times, *, rate: float = 1.0) -> Array:
