@@ -17,7 +17,7 @@ from richter.report.drawing import faults
 from richter.tasks.cooccurrence import Counts, count
 from richter.theory import word_embeddings as we
 from richter.workflows.word_scores import analogies, signal, similarity
-from richter.workflows.words import Words, save_vectors, words
+from richter.workflows.words import CorpusConcepts, save_vectors, words
 
 TOPICS = {"sea": 30, "garden": 20, "kitchen": 13}
 
@@ -41,11 +41,11 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> Counts:
 
 
 @pytest.fixture(scope="module")
-def seen(counts: Counts) -> Words:
+def seen(counts: Counts) -> CorpusConcepts:
     return words(counts, dimensions=3)
 
 
-def test_planted_topics_are_the_concepts(seen: Words, counts: Counts) -> None:
+def test_planted_topics_are_the_concepts(seen: CorpusConcepts, counts: Counts) -> None:
     """The largest two eigenvectors tell the three topics apart; every word of a topic lies nearer to its own than to others."""
     assert (np.diff(seen.eigenvalues) < 0).all()
     first = seen.poles(0, 5)
@@ -57,7 +57,7 @@ def test_planted_topics_are_the_concepts(seen: Words, counts: Counts) -> None:
     assert ((W @ centres.T).argmax(1)[known] == [list(TOPICS).index(t) for t in topics[known]]).all()
 
 
-def test_times_are_those_of_random_embeddings(seen: Words, counts: Counts) -> None:
+def test_times_are_those_of_random_embeddings(seen: CorpusConcepts, counts: Counts) -> None:
     """The typical start is that of random embeddings, averaged: times agree within a few per cent."""
     M = we.target_matrix(counts.joint, counts.unigram)
     drawn = [we.rise_times(seen.eigenvalues, we.starts(seen.vectors, seen.scale * np.random.default_rng(s).standard_normal(
@@ -70,7 +70,7 @@ def test_times_are_those_of_random_embeddings(seen: Words, counts: Counts) -> No
     assert (larger.times < seen.times).all()
 
 
-def test_a_word_is_followed(seen: Words) -> None:
+def test_a_word_is_followed(seen: CorpusConcepts) -> None:
     followed = seen.follow("SEA3")
     assert followed.shares.sum() == pytest.approx(1)
     times = [followed.resolved(share) for share in (0.1, 0.5, 0.9)]
@@ -86,7 +86,7 @@ def test_a_word_is_followed(seen: Words) -> None:
         seen.follow("seaa")
 
 
-def test_what_is_printed_and_drawn(seen: Words) -> None:
+def test_what_is_printed_and_drawn(seen: CorpusConcepts) -> None:
     lines = str(seen).splitlines()
     assert lines[0].endswith("different pairs within 4 words")
     assert lines[2].split() == ["concept", "time", "eigenvalue", "loss", "words"]
@@ -98,7 +98,7 @@ def test_what_is_printed_and_drawn(seen: Words) -> None:
     assert [c["eigenvalue"] for c in seen.to_json()["concepts"]] == seen.eigenvalues.tolist()
 
 
-def test_vectors_in_the_format_of_word2vec(seen: Words, tmp_path: Path) -> None:
+def test_vectors_in_the_format_of_word2vec(seen: CorpusConcepts, tmp_path: Path) -> None:
     seen.save(tmp_path / "vectors.txt")
     head, *lines = (tmp_path / "vectors.txt").read_text().splitlines()
     assert head == f"{len(seen.counts.words)} 3"

@@ -39,7 +39,7 @@ RESOLVED = (0.1, 0.5, 0.9)  # shares of a word's final squared length
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
+class CorpusConcepts:
     """Leading concepts of a corpus: eigenvectors [V, d] of the target matrix, with eigenvalues [d], and the predicted times [d]
     at which training from embeddings of size ``scale`` has learned half of each."""
 
@@ -100,9 +100,9 @@ class Words:
                 f"within {c.window} words")
         return f"{head}\n\n{table(rows, right=(0, 1, 2, 3))}"
 
-    def follow(self, word: str) -> Followed:
+    def follow(self, word: str) -> FollowedWord:
         """Return when the meaning of a word is resolved: how its vector grows, concept by concept."""
-        return Followed(self, self.counts.index(word.lower()))
+        return FollowedWord(self, self.counts.index(word.lower()))
 
     def plot(self) -> Figure:
         """Draw the spectrum, and the predicted growth of the first concepts with the loss."""
@@ -145,10 +145,10 @@ class Words:
 
 
 @dataclass(frozen=True, eq=False)
-class Followed:
+class FollowedWord:
     """Growth of the vector of one word: sum_k v_k^2 s_k^2(t) for its entries v_k of the concepts."""
 
-    seen: Words
+    seen: CorpusConcepts
     number: int
 
     @property
@@ -194,7 +194,7 @@ class Followed:
 
 
 def words(files: Sequence[Path_] | Path_ | Counts, *, dimensions: int = 100, scale: float = SCALE, vocabulary: int = 10_000,
-          window: int = 16, least: int = 5, lines: bool = False, folder: Path_ | None = None, workers: int = 1) -> Words:
+          window: int = 16, least: int = 5, lines: bool = False, folder: Path_ | None = None, workers: int = 1) -> CorpusConcepts:
     """Count the words of text files (or take ``Counts``) and predict what embeddings with ``dimensions`` learn, in which order.
 
     ``scale``: standard deviation of the initial embeddings; the smaller it is, the clearer concepts are apart in time. The other
@@ -211,7 +211,7 @@ def words(files: Sequence[Path_] | Path_ | Counts, *, dimensions: int = 100, sca
                              f"times or more): take {len(counts.words)} or fewer, or more text.")
     M = word_embeddings.target_matrix(counts.joint, counts.unigram)
     modes = word_embeddings.learnable(M, dimensions)
-    return Words(counts, np.asarray(modes.eigenvalues), np.asarray(modes.vectors), M.square, float(scale))
+    return CorpusConcepts(counts, np.asarray(modes.eigenvalues), np.asarray(modes.vectors), M.square, float(scale))
 
 
 def save_vectors(path: Path_, names: Sequence[str], vectors: Float[np.ndarray, "V d"]) -> None:
