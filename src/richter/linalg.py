@@ -425,7 +425,7 @@ def alignment(K: ArrayLike, y: ArrayLike) -> float:
 
 
 def centre(K: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
-    """C K C with C = I - 11^T/n."""
+    """Centred kernel C K C, C = I - 11^T/n."""
     rows = K.mean(0, keepdim=True)
     centred = K - rows
     centred -= K.mean(1, keepdim=True) - rows.mean()

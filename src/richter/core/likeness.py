@@ -84,7 +84,7 @@ def leading(gram: Numbers, features: int, noise: float = NOISE) -> tuple[Numbers
 
 
 def centred(gram: Any) -> Any:
-    """C K C with C = I - 11^T/n."""
+    """Centred Gram matrix, C K C with C = I - 11^T/n."""
     rows = gram.mean(0)
     return gram - rows - rows[:, None] + rows.mean()
 

@@ -257,7 +257,7 @@ class Evaluation:
         return rows
 
     def _at(self, place: str, plans: Sequence[MeasurePlan], statistics: Mapping[Key, Gathering]) -> list[Row]:
-        """Rows of one place."""
+        """Rows of the measures at one layer or of the whole model."""
         gatherings = [[statistics[key] for key in p.keys] for p in plans]
         known = values_at(place, {key: statistics[key] for p in plans if not p.reason for key in p.keys})
         values = [_values(p, known) for p in plans]
@@ -328,7 +328,7 @@ class Evaluation:
         return Remark(Mark.ESTIMATED if eps > COARSE else Mark.EXACT, text)
 
     def _undefined(self, place: str) -> bool:
-        """Is the gradient NaN here?"""
+        """Return whether the gradient at this place is NaN."""
         undefined = self.subject.audit.undefined if self.subject.audit is not None else set()
         modules = {self.subject.survey.maps[k].module for k in undefined}
         return place in undefined | modules or (place == WHOLE and bool(undefined))

@@ -71,7 +71,7 @@ class Reader:
         self.renew()
 
     def renew(self) -> None:
-        """The model has other weights than before."""
+        """Read the weights again after training steps."""
         self.subject.renew()
         self._look()
 
@@ -107,7 +107,7 @@ class Reader:
         return self.subject.itemsize * self.subject.survey.graph + 8 * positions * sum(self.widths.values())
 
     def counts(self) -> list[int]:
-        """Rows of features that each example has."""
+        """Number of feature rows of each example."""
         mask, shape = self.subject.probe.mask, self.subject.survey.shape
         if self.tokens and mask is not None:
             return [int(k) for k in mask.sum(1)]

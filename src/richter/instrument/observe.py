@@ -184,7 +184,7 @@ RECENT = 5  # measurements from which the cost of the next one is estimated
 
 
 def every(k: SupportsIndex) -> Due:
-    """Every ``k`` steps."""
+    """Schedule that is due every ``k`` steps."""
     k = _whole(k)
     if k < 1:
         raise SelectionError(f"when={k}: a positive number of steps is needed.")
@@ -328,7 +328,7 @@ class Schedule:
 
     @property
     def taken(self) -> float:
-        """The share that was taken."""
+        """Share of the wall time that measuring took."""
         elapsed = 0.0 if self.begun is None else time.perf_counter() - self.begun
         return self.spent / elapsed if elapsed else 0.0
 

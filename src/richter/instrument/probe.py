@@ -553,7 +553,7 @@ class Objective:
         return cls(probe.loss, shape[-1], probe.y, ids, None, counted)
 
     def of_rows(self, keep: Tensor) -> Objective:
-        """The objective of some examples."""
+        """Objective of some of the examples."""
         labels = (self.y, self.ids, self.targets, self.counted)
         return Objective(self.loss, self.class_count, *(None if t is None else t[keep.to(t.device)] for t in labels))
 
@@ -597,7 +597,7 @@ class Objective:
         return Labels(len(real), self.class_count, shares.max().item(), entropy or None)  # of one class there is nothing to guess
 
     def gradient(self, f: Tensor) -> Float[Tensor, "n k"]:
-        """n dL/df of outputs f [n, ...]."""
+        """Gradient n dL/df of the mean loss with respect to outputs f [n, ...]."""
         f = f.detach().to(torch.promote_types(f.dtype, torch.float32)).requires_grad_()
         L = self.mean(f)
         (d,) = torch.autograd.grad(L, f)

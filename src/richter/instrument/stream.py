@@ -124,7 +124,7 @@ def ready(c: LayerCapture, wide: bool = False) -> LayerCapture:
 
 
 def covariance(g: Float[Tensor, "v n s o"]) -> Float[Tensor, "o o"]:
-    """sum over v, n, s of g g^T."""
+    """Sum over v, n, s of the outer products g g^T."""
     if g.shape[2] > g.shape[3]:
         g = g.flatten(0, 1)
         return torch.bmm(g.mT, g).sum(0)
@@ -227,14 +227,14 @@ class Chunk:
 
     @cached_property
     def outputs(self) -> Tensor:
-        """f "n ...", without a graph."""
+        """Outputs f "n ...", detached."""
         f = self.graph.f.detach()
         check_finite(f)
         return f
 
     @cached_property
     def f(self) -> Float[Tensor, "n k"]:
-        """The outputs of ``run``, without a graph."""
+        """Outputs as a matrix [n, k], detached."""
         return self.run.f.detach().reshape(self.n, -1)
 
     @cached_property
@@ -244,7 +244,7 @@ class Chunk:
         return self.cotangents(self.f, self.rows)
 
     def reaches(self, name: str) -> bool:
-        """Is this map called for these examples?"""
+        """Return whether a map is called for these examples."""
         return any(call.name == name for call in self.run.calls)
 
     def backward(self, V: Float[Tensor, "n k"]) -> dict[str, Tensor]:
@@ -309,7 +309,7 @@ class Chunk:
 
     @cached_property
     def _examples(self) -> list[Chunk]:
-        """A chunk for each example."""
+        """Chunks of the single examples."""
         first = self.rows.start
         return [replace(self, x=select(self.x, r), rows=slice(first + r.start, first + r.stop)) for r in steps(self.n, 1)]
 
@@ -549,7 +549,7 @@ def _bar(title: str, total: int) -> AbstractContextManager[Any]:
 
 class _NoBar:
     def update(self, n: int = 1) -> None:
-        """Nothing is shown of what has no title."""
+        """Do nothing: a pass without a title shows no progress."""
 
 
 # -------------------------------------------------------------------------------------------------------------- checks

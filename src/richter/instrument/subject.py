@@ -253,12 +253,12 @@ class Subject:
 
     @property
     def network(self) -> Network:
-        """The network now."""
+        """Network with its current weights."""
         return Network(self.model, self.state, self.survey, self.output, self.audit, self.wide, self.forwards)
 
     @property
     def initial_network(self) -> Network:
-        """The network at initialisation."""
+        """Network with its initial weights."""
         assert self.then is not None
         return replace(self.network, state=self.then)
 
@@ -431,7 +431,7 @@ class Widened(Mapping[str, Tensor]):
 # -------------------------------------------------------------------------------------------------------------- checks
 
 def check_selection(subject: Subject) -> None:
-    """Is something asked for, and is it there?"""
+    """Raise an error if the model has no layers, or the choice of layers selects none or names unknown ones."""
     known = list(dict.fromkeys([*subject.survey.maps, *subject.modules]))
     if not subject.survey.maps and not subject.modules:
         raise SelectionError("no weight layer was found: the model has no parameter that a linear map, a norm or a plain "

@@ -59,13 +59,13 @@ class Seen:
     layouts: Sequence[Layout]
 
     def read(self, i: int) -> Tensor:
-        """"n p d_in" of a call."""
+        """Inputs of one call, "n p d_in"."""
         h = by_example(self.calls[i].inputs(), self.n, self.layouts[i])
         return h[..., None] if h.dim() == 2 else h.flatten(2)
 
     @property
     def reads(self) -> Tensor:
-        """"n s d_in" of all calls."""
+        """Inputs of all calls, "n s d_in"."""
         return torch.cat([self.read(i) for i in range(len(self.calls))], 1)
 
     def moved(self, other: Seen) -> Tensor:
@@ -73,11 +73,11 @@ class Seen:
         return (self.reads != other.reads).any(-1)
 
     def alike(self, other: Seen) -> bool:
-        """Are there the same calls?"""
+        """Return whether another run has the same calls."""
         return bool(self.calls) and [c.shape for c in self.calls] == [c.shape for c in other.calls]
 
     def divides(self, T: int) -> bool:
-        """Could these be tokens, by their number?"""
+        """Return whether the positions could be T tokens, by their number."""
         return bool(self.calls) and (len(self.calls) % T == 0 or any(self.read(i).shape[1] % T == 0
                                                                      for i in range(len(self.calls))))
 

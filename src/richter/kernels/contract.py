@@ -769,7 +769,7 @@ class KernelBlock:
                      if u.maps and not u.parameter}
 
     def add(self, a: Mapping[str, LayerCapture], b: Mapping[str, LayerCapture]) -> None:
-        """Add one block of cotangents."""
+        """Add the kernel of one block of cotangents."""
         job, network = self.job, self.job.network
         for u in job.units:
             if u in self.sums:

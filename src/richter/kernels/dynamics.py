@@ -177,7 +177,7 @@ def rotation(K0: ArrayLike, K: ArrayLike) -> float:
 
 
 def distance(K0: ArrayLike, K: ArrayLike) -> float:
-    """|K - K0| / |K0|."""
+    """Relative distance |K - K0| / |K0| of two kernels."""
     A, B = _pair(K0, K)
     return ((B - A).norm() / A.norm()).item()
 
@@ -304,7 +304,7 @@ class Modes:
         return self.values.max().item()
 
     def as_labels(self, parts: Float[Tensor, "t b m c"]) -> Tensor:
-        """[t, n], or [t, n, k]."""
+        """Convert mode parts to the shape of the labels: [t, n], or [t, n, k]."""
         if self.form == "diagonal":
             parts = parts[..., 0].mT
         else:
@@ -366,7 +366,7 @@ def _stable(lr: float, largest: float) -> None:
 
 
 def _recorded(steps: int, record: Sequence[int] | Array | None) -> list[int]:
-    """The steps to return."""
+    """Steps to return, checked; by default all."""
     if isinstance(steps, bool) or not isinstance(steps, (int, np.integer)) or steps < 0:
         raise SelectionError(f"steps={steps!r}: a number of steps is needed, 0 or more.")
     if record is None:

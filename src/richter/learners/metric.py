@@ -29,12 +29,12 @@ def stretch(x: Float[Tensor, "... d"], R: Tensor | None) -> Float[Tensor, "... d
 
 
 def left(R: Tensor | None, F: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
-    """R F."""
+    """Product R F, for a matrix or a diagonal R."""
     return F if R is None else R[:, None] * F if R.dim() == 1 else R @ F
 
 
 def between(G: Tensor, R: Tensor | None) -> Tensor:
-    """Return R G R, for a matrix or a diagonal."""
+    """Product R G R, for a matrix or a diagonal R."""
     if R is None:
         return G
     if R.dim() == 1:

@@ -58,7 +58,7 @@ class Search:
 
     @property
     def open(self) -> bool:
-        """Whether there is anything to choose."""
+        """Whether there is more than one setting to choose from."""
         return bool(self.axes)
 
     @property

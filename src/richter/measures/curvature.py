@@ -96,7 +96,7 @@ class TheoremA:
 
     @property
     def error(self) -> float:
-        """Return |left - right| / |right|."""
+        """Relative difference of both sides, |left - right| / |right|."""
         return quotient(float((self.left - self.right).norm()), float(self.right.norm()))
 
 
@@ -161,7 +161,7 @@ class EarlyStep:
 
     @property
     def approximation(self) -> float:
-        """Return corr(change, collinear)."""
+        """Correlation of the change with its collinear approximation."""
         return cosine(self.change, self.collinear)
 
     def projected(self, vectors: Float[Tensor, "k p"]) -> float:

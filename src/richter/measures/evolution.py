@@ -20,7 +20,7 @@ ROUNDING = 1e-12  # an alignment closer to 1 counts as 1
 
 
 def norm(e: Evolved) -> float:
-    """|K| / |K0|.  [rapid, Fig. 1C]"""
+    """Norm of the tangent kernel relative to the initial one, |K| / |K0|.  [rapid, Fig. 1C]"""
     return quotient(e.now, e.then)
 
 
@@ -32,7 +32,7 @@ def rotation(e: Evolved) -> float:
 
 
 def distance(e: Evolved) -> float:
-    """|K - K0| / |K0|."""
+    """Relative distance of the tangent kernel from the initial one, |K - K0| / |K0|."""
     return quotient(e.apart, e.then)
 
 

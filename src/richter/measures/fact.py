@@ -51,7 +51,7 @@ def fact_correlation(w: Side, G: Float[Tensor, "o i"], decay: float = 0.0) -> fl
 
 
 def fact_error(w: Side, G: Float[Tensor, "o i"], decay: float) -> float:
-    """|W^T W - FACT| / |W^T W|.  [fact]"""
+    """Relative distance of W^T W from FACT, |W^T W - FACT| / |W^T W|.  [fact]"""
     return quotient((w.A @ (w.W + G / decay)).norm().item(), w.AW.norm().item()) if decay else math.nan
 
 

@@ -81,12 +81,12 @@ class FeatureAnalysis:
 
     @property
     def rank(self) -> int:
-        """Number of features with an intensity."""
+        """Number of features with positive intensity."""
         return self.directions.shape[1]
 
     @property
     def cumulative_quality(self) -> Array:
-        """Pi*(k), k = 1 to p."""
+        """Cumulative quality Pi*(k) of the first k features, k = 1 to p."""
         return self.quality.cumsum(0)
 
     @property

@@ -84,7 +84,7 @@ class Hessian(ParameterVectors):
     matvec = __call__
 
     def features(self, v: Float[Tensor, "n k"]) -> Float[Tensor, " p"]:
-        """Return Psi v = sum_i v_i df_i/dtheta."""
+        """Product Psi v = sum_i v_i df_i/dtheta with the gradients of all outputs."""
         v = _weights(v, self.w.shape)
         with self._measured():
             return self._sum(torch.autograd.grad(f, self.places, v[rows].to(f), allow_unused=True) for f, rows in self._outputs())
@@ -131,7 +131,7 @@ class Hessian(ParameterVectors):
                 self.held.clear()
 
     def dense(self) -> Float[Tensor, "p p"]:
-        """Return the matrix of a small network."""
+        """Hessian of a small network as a matrix."""
         if self.size > DENSE:
             raise SelectionError(f"H_w of {self.size:,} parameters is not formed, because there are more than {DENSE:,}. "
                                  f"Use its products: H(v), H.top(k), H.moments().")

@@ -61,7 +61,7 @@ def largest(t: Turned) -> float:
 
 
 def ratio(m: Moved) -> float:
-    """|(W - W0) h + (b - b0)| / |W0 h + b0|."""
+    """Relative change of a map's output, |(W - W0) h + (b - b0)| / |W0 h + b0|."""
     return quotient(m.change, m.first)
 
 
@@ -93,12 +93,12 @@ def accuracy(a: Answers) -> float:
 
 
 def spread(s: Sizes) -> float:
-    """Return sqrt(mean_n |f_n - mean f|^2)."""
+    """Root mean squared distance of the outputs from their mean over examples."""
     return np.sqrt(s.spread)  # type: ignore[no-any-return]
 
 
 def rms(s: Sizes) -> float:
-    """sqrt(mean f^2)."""
+    """Root mean square of the outputs."""
     return np.sqrt(s.square)  # type: ignore[no-any-return]
 
 

@@ -59,7 +59,7 @@ def energy_ratio(p: Pair, q: Pair) -> float:
 
 
 def relative_change(change: Factor, weight: Factor) -> float:
-    """|W - W0|_F / |W|_F.  [nfa, Fig. 14]"""
+    """Relative change of the weight, |W - W0|_F / |W|_F.  [nfa, Fig. 14]"""
     return change.size / weight.size if weight.size else math.nan
 
 

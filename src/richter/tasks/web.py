@@ -124,7 +124,7 @@ class Meter:
         self._now = self._before if self._total else self._now
 
     def close(self) -> None:
-        """Start the next file."""
+        """Count the next file from zero."""
         self._before = self._now
 
     def _check(self, size: int) -> None:

@@ -52,7 +52,7 @@ class DeepModes(Staged):
         self._read  # noqa: B018  raises an error if the numbers are invalid
 
     def predict(self, t: Times) -> Array:
-        """u [m, t]."""
+        """Strength u of each mode at these times, [m, t]."""
         s, u0 = self._read
         time = times_from_zero(t).to(s.device) * self.rate
         return like(self._arrival(time) if self.depth > 1 else u0[:, None] + (u0 - s)[:, None] * torch.expm1(-time), self._kind)
@@ -246,7 +246,7 @@ class DeepLinearNetwork(Staged):
 
 
 def predict_modes(s: ArrayLike, u0: ArrayLike, depth: int, t: Times, *, rate: float = 1.0) -> Array:
-    """u [m, t] of ``DeepModes``."""
+    """Strength u of each mode at these times, [m, t], by ``DeepModes``."""
     return DeepModes(s, u0, depth, rate=rate).predict(t)
 
 

@@ -270,7 +270,7 @@ def _outputs(W: list[Tensor], X: Tensor) -> Tensor:
 
 
 def _gradient(W: list[Tensor], X: Tensor, G: Tensor) -> list[Tensor]:
-    """Gradient of L_0."""
+    """Gradient of the homogeneous loss L_0 with respect to the weights."""
     with torch.enable_grad():
         own = [w.detach().requires_grad_() for w in W]
         return list(torch.autograd.grad(_potential(own, X, G).sum(), own))

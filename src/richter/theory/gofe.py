@@ -70,7 +70,7 @@ class GeneralisedFeatureEvolution:
         return like(torch.stack([s[0] for s in states]), self.Psi0), like(torch.stack([s[1] for s in states]), self.Psi0)
 
     def slopes(self, state: EvolutionState) -> tuple[Float[Tensor, "p n"], Float[Tensor, " p"]]:
-        """Return Psi' and theta' at a state."""
+        """Time derivatives Psi' and theta' at a state."""
         gradient = state.Psi @ state.w
         Psi_dot = self.lr * torch.outer(_product(self.velocity, "velocity", state, gradient), state.w)
         return Psi_dot, -self.lr * _product(self.adjustment, "adjustment", state, gradient)
@@ -104,7 +104,7 @@ def descent_velocity(H_w: ArrayLike, w: ArrayLike, A: ArrayLike | None = None) -
 
 
 def _product(operator: Operator, name: str, state: EvolutionState, x: Tensor) -> Tensor:
-    """V x or A x."""
+    """Product of the user's operator V or A with x."""
     value = operator(state) if callable(operator) else operator
     if isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0:
         return float(value) * x

@@ -146,7 +146,7 @@ def _chain(weights: Sequence[ArrayLike], X: Float[Tensor, "n d"] | None = None) 
 
 
 def _read_by_layers(W: list[Tensor], X: Float[Tensor, "n d"]) -> list[Tensor]:
-    """f_0 = X, f_1 = X W_1^T, ... f_L."""
+    """Inputs of all layers and the outputs: f_0 = X, f_1 = X W_1^T, ... f_L."""
     reads = [X]
     for w in W[:-1]:
         reads.append(reads[-1] @ w.T)

@@ -49,13 +49,13 @@ class LinearModel(Staged):
         self._read  # noqa: B018  raises an error if the numbers are invalid
 
     def predict(self, t: Times) -> Array:
-        """theta [m, t].  [Eq. 3.10]"""
+        """Coefficients theta of the modes at these times, [m, t].  [Eq. 3.10]"""
         S, v, first = (z[:, None] for z in self._read)
         decay = torch.expm1(-self.rate * v * times_from_zero(t).to(S.device))
         return like(first - (S - first) * decay, self._kind)
 
     def loss(self, t: Times) -> Array:
-        """sum_i v_i (theta_i - S_i)^2 / 2 [t]."""
+        """Loss sum_i v_i (theta_i - S_i)^2 / 2 at these times, [t]."""
         S, v, first = (z[:, None] for z in self._read)
         decay = torch.exp(-self.rate * v * times_from_zero(t).to(S.device))
         return like((v * ((S - first) * decay).square()).sum(0) / 2, self._kind)
@@ -122,14 +122,14 @@ class DiagonalNetwork(Staged):
         return like(self._growth.strength(self._times(t)), self._kind)
 
     def weights(self, t: Times) -> tuple[Array, Array]:
-        """(a [m, t], b [m, t])."""
+        """Weights a [m, t] and b [m, t] of both layers at these times."""
         _, _, a, b = self._read
         gamma = self._growth.gamma(self._times(t))
         grown, shrunk = product((a + b)[:, None], gamma.sqrt()), product((a - b)[:, None], gamma.rsqrt())
         return like((grown + shrunk) / 2, self._kind), like((grown - shrunk) / 2, self._kind)
 
     def loss(self, t: Times) -> Array:
-        """sum_i v_i (a_i b_i - S_i)^2 / 2 [t]."""
+        """Loss sum_i v_i (a_i b_i - S_i)^2 / 2 at these times, [t]."""
         S, v, _, _ = (z[:, None] for z in self._read)
         return like((v * (self._growth.strength(self._times(t)) - S).square()).sum(0) / 2, self._kind)
 
@@ -207,12 +207,12 @@ def simulate_diagonal(S: ArrayLike, variance: ArrayLike, a0: ArrayLike, b0: Arra
 
 
 def predict_linear(S: ArrayLike, variance: ArrayLike, t: Times, initial: ArrayLike = 0.0, *, rate: float = 1.0) -> Array:
-    """Return theta [m, t] of ``LinearModel``."""
+    """Coefficients theta [m, t] of ``LinearModel`` at these times."""
     return LinearModel(S, variance, initial, rate=rate).predict(t)
 
 
 def predict_diagonal(S: ArrayLike, variance: ArrayLike, a0: ArrayLike, b0: ArrayLike, t: Times, *, rate: float = 2.0) -> Array:
-    """a_i b_i [m, t] of ``DiagonalNetwork``."""
+    """Coefficients a_i b_i [m, t] of ``DiagonalNetwork`` at these times."""
     return DiagonalNetwork(S, variance, a0, b0, rate=rate).predict(t)
 
 

@@ -245,7 +245,7 @@ def _strength(model: _Model, T: Resource, counts: ArrayLike | None, D: float | N
 
 
 def _shares(law: PowerLaw, counts: ArrayLike | None, D: float | None) -> np.ndarray:
-    """Return d_k / D of each skill."""
+    """Share d_k / D of each skill in the data."""
     if counts is None:
         if D is not None and math.isfinite(D):
             raise SelectionError(f"D={D!r} examples: which skills they are of decides; give counts, or use loss(D=...), the mean "

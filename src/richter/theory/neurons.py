@@ -79,7 +79,7 @@ class Neurons:
         return self.cost(theta).item()
 
     def utility(self, theta: Float[Tensor, " p"], residual: Float[Tensor, "n c"]) -> Float[Tensor, ""]:
-        """E<f_i, r> of a neuron."""
+        """Utility of a neuron, E<f_i, r> of its output and the residual."""
         return (self.neuron(theta, self.x) * residual).sum() / len(self.y)
 
     def slopes(self, theta: Float[Tensor, "H p"], residual: Float[Tensor, "n c"]) -> Float[Tensor, "H p"]:

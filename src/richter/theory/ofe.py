@@ -56,21 +56,21 @@ class OptimalFeatureEvolution:
         self._modes  # noqa: B018  raises an error if the kernel or the labels are invalid
 
     def predict(self, t: Times) -> tuple[Array, Array]:
-        """(residual [t, n], K [t, n, n])."""
+        """Residual [t, n] and kernel [t, n, n] at these times."""
         return self.residual(t), self.kernel(t)
 
     def residual(self, t: Times) -> Array:
-        """D(t) = f - y [t, n]."""
+        """Residual D(t) = f - y at these times, [t, n]."""
         return like(self._modes.length * (self._coefficients(t) @ self._modes.v.T), self.K0)
 
     def kernel(self, t: Times) -> Array:
-        """K(t) [t, n, n]."""
+        """Kernel K(t) at these times, [t, n, n]."""
         m, E = self._modes, self._lost(t) @ self._modes.v.T
         ED = E[:, :, None] * m.D
         return like(m.unit * (m.K0 + m.g * (ED + ED.mT - E[:, :, None] * E[:, None, :])), self.K0)
 
     def loss(self, t: Times) -> Array:
-        """|D(t)|^2 [t]."""
+        """Loss |D(t)|^2 at these times, [t]."""
         return like(self._modes.length**2 * self._coefficients(t).square().sum(1), self.K0)
 
     def alignment(self, t: Times) -> Array:
@@ -256,7 +256,7 @@ class _Modes:
         return cls(y, D, K0, g, unit, length, c, U @ part, d, share, rest, first, power)
 
     def at(self, t: Float[Tensor, " t"], doubling: float) -> Float[Tensor, "t m"]:
-        """v^T D(t)."""
+        """Residual v^T D(t) in the modes at a time."""
         late = -t[:, None].clamp(max=1e300) * self._ahead
         size = self.rest + torch.exp(doubling * late) @ self.share
         return torch.exp(late) * self.d / size.sqrt()[:, None]
@@ -279,7 +279,7 @@ class _Modes:
         return (self.c - slowest).clamp(min=0)
 
     def last(self) -> Float[Tensor, " m"]:
-        """v^T D(infinity)."""
+        """Limit v^T D(infinity) of the residual in the modes."""
         if not self.g:
             return torch.where(self.c == 0, self.d, 0.0)
         if self.rest:

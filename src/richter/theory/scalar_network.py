@@ -101,7 +101,7 @@ class ScalarNetwork:
         return self._checked("the slope", (self._start.plus.times(log_gamma) - self._start.minus.times(-log_gamma)) / 2)
 
     def loss(self, t: Times) -> Array:
-        """v (theta - S)^2 / 2 [t]."""
+        """Loss v (theta - S)^2 / 2 at these times, [t]."""
         return self._checked("the loss", self.variance * (to_tensor(self.slope(t)) - self.target).square() / 2)
 
     def modes(self, t: Times) -> SlopeParts:
@@ -227,7 +227,7 @@ class _Scaled(NamedTuple):
 
     @classmethod
     def squares(cls, z: Tensor, scale: float) -> _Scaled:
-        """sum_i z_i^2 / (2 scale)."""
+        """Sum of squares sum_i z_i^2 / (2 scale), as mantissa and exponent."""
         z, unit = in_units(z)
         (over, up), (under, down) = math.frexp(z.square().sum().item() / 2), math.frexp(scale)
         return cls(over / under, up - down + 2 * (math.frexp(unit)[1] - 1)) if over else cls(0.0, -5000)  # smaller than any other

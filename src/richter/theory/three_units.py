@@ -104,7 +104,7 @@ def _units() -> Float[Tensor, "3 8"]:
 
 
 def _network(p: Float[Tensor, " 4"]) -> Float[Tensor, " 8"]:
-    """Eqs. C.8, C.9."""
+    """Outputs of the network on all corners.  [Eqs. C.8, C.9]"""
     a, b, g, c = p
     W = torch.stack([torch.stack([-a, a, -a]), torch.stack([-b, b, -b]), torch.stack([g, -g, g])])
     hidden = torch.relu(_inputs() @ W.T + torch.stack([torch.zeros_like(a), b, -g]))

@@ -321,7 +321,7 @@ def _upper_basis(logs: Float[Tensor, "t m"], Z0: Float[Tensor, "m p"]) -> Float[
 
 
 def predict(W1: ArrayLike, W2: ArrayLike, correlation: ArrayLike, t: Times, *, rate: float = 2.0) -> Array:
-    """W1 W2 [t, d, c] of ``LinearNetwork``."""
+    """Product W1 W2 [t, d, c] of ``LinearNetwork`` at these times."""
     return LinearNetwork(W1, W2, correlation, rate=rate).predict(t)
 
 

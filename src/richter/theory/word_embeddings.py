@@ -61,7 +61,7 @@ class TargetOperator(LinearOperator):
 
     @property
     def square(self) -> float:
-        """|M|_F^2."""
+        """Squared Frobenius norm |M|_F^2."""
         rest = math.prod(self.shape) - self.offsets.nnz
         return float(((self.offsets.data + NEVER) ** 2).sum() + NEVER**2 * rest)
 

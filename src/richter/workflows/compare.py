@@ -192,6 +192,6 @@ def _of_moments(covariances: tuple[dict[str, Tensor], dict[str, Tensor]], cross:
 
 
 def _numpy(t: Tensor) -> Numbers:
-    """Tensor as a numpy array of float64."""
+    """Convert a tensor to a numpy array of float64."""
     return np.asarray(t.detach().cpu().numpy(), np.float64)
 

@@ -106,7 +106,7 @@ def layer_shares(model: nn.Module, x: Any, y: Tensor, lr: float, loss: Loss = F.
 
 
 def _gradient(loss: Loss, f: Tensor, y: Tensor) -> Tensor:
-    """dL/df."""
+    """Gradient dL/df of the loss with respect to the outputs."""
     free = f.detach().requires_grad_()
     return torch.autograd.grad(loss(free, y), free)[0]
 

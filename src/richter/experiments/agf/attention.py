@@ -48,7 +48,7 @@ class AgfAttentionSettings:
 
 
 def eigenvalues(d: int, decay: float = 1.0) -> Numbers:
-    """~ i^-decay, of sum 2."""
+    """Eigenvalues proportional to i^-decay that add up to 2."""
     raw = np.arange(1, d + 1) ** -decay
     return 2 * raw / raw.sum()
 

@@ -44,7 +44,7 @@ class AgfLinearSettings:
 
 
 def problem(s: AgfLinearSettings, kind: str, seed: int) -> tuple[Numbers, Numbers]:
-    """E[x x^T] and E[y x^T]."""
+    """Second moments E[x x^T] and E[y x^T] of a linear problem."""
     draw = np.random.default_rng((seed, 22))
     strengths = 4 * 1.6 ** -(np.arange(s.d) + draw.uniform(-0.15, 0.15, s.d))
     V, U = haar(s.d, draw), haar(s.d, draw)

@@ -38,7 +38,7 @@ class EscapeCircleSettings:
 
 
 def circle() -> tuple[Vector, Vector]:
-    """X [8, 2], and G [8, 1] = +-1 in turn."""
+    """Inputs X [8, 2] on a circle, and gradients G [8, 1] of alternating sign."""
     angles = np.arange(8) * np.pi / 4
     return np.stack([np.cos(angles), np.sin(angles)], 1), np.tile([1.0, -1.0], 4)[:, None]
 

@@ -43,7 +43,7 @@ class FactIdentitySettings:
 
 
 def targets(x: Tensor) -> Tensor:
-    """sin(x_0 + x_1) and x_2 x_3."""
+    """Targets sin(x_0 + x_1) and x_2 x_3 of each input."""
     return torch.stack([torch.sin(x[:, 0] + x[:, 1]), x[:, 2] * x[:, 3]], 1)
 
 

@@ -89,7 +89,7 @@ def curve(r: Results, rule: str, name: str, p: int | None = None) -> NDArray[np.
 
 
 def last(r: Results, rule: str, name: str, p: int | None = None) -> float:
-    """Value after the last iteration."""
+    """Final value of a curve, after the last iteration."""
     return float(curve(r, rule, name, p)[-1])
 
 

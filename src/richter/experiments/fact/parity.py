@@ -69,7 +69,7 @@ def work(t: Task[FactParitySettings], run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def on_support(M: NDArray[Any], support: tuple[int, ...]) -> float:
-    """sum_{i in support} M_ii / Tr M."""
+    """Share of the trace that lies on the support, sum_{i in support} M_ii / Tr M."""
     return float(M.diagonal()[list(support)].sum() / M.trace())
 
 
@@ -152,7 +152,7 @@ TRIED = ("bandwidths from 3 to 10 at d = 50 (0.4 to 1.4 sqrt(d)) and ridges from
 
 
 def by_rule(words: str, rule: str, smallest: str) -> tuple[Claim, Claim]:
-    """The parity of 3 of 20 coordinates."""
+    """Claims about the parity of 3 of 20 coordinates under one rule."""
     return (Claim(f"{words}, d = 20, k = 3, n = 600: test accuracy after 5 iterations",
                   lambda r: least(small(r, rule), "accuracy"), Interval(low=1.0), RIDGE, source=PEER, over="seed",
                   was=f">= 1 for {WORST}: 1", own=True),

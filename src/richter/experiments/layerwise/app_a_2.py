@@ -148,7 +148,7 @@ def modes(network: LinearNetwork, C: Matrix) -> Matrix:
 
 
 def sigmoid(rho: Matrix, start: ArrayLike, t: Matrix) -> Matrix:
-    """Eq. 3.15, times rho."""
+    """Strength of the modes by Eq. 3.15, times rho."""
     first = np.broadcast_to(np.asarray(start, dtype=float), rho.shape)[:, None]
     return rho[:, None] / (1 + (rho[:, None] / first - 1) * np.exp(-2 * rho[:, None] * t))
 

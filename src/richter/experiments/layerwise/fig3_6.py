@@ -23,7 +23,7 @@ class LayerwiseFig3_6Settings(LayerwiseTargetSettings):
 
 
 def kappa(r: Results) -> float:
-    """The larger one of both samples."""
+    """Larger kappa of both samples."""
     return max(number(r, name, r.settings.one) for name in ("kappa_cka", "kappa_cka_fit"))
 
 

@@ -202,7 +202,7 @@ INITIAL = 1e-3  # R(0) / S that B^2 is told for; what is predicted does not depe
 
 
 def axis(s: LayerwiseFig5_1Settings, kind: Kind, one: bool = False) -> Vector:
-    """Steps, amounts of data or widths."""
+    """Values of the resource: steps, amounts of data or widths."""
     if kind == "time":
         return np.arange(0, (s.one_steps if one else s.steps) + 1, s.every, dtype=float)
     values = {"data": (s.one_examples, s.examples), "width": (s.one_widths, s.widths)}[kind]
@@ -272,7 +272,7 @@ def extreme_of_single_skill(r: Results, kind: Kind, x: int, worst: Callable[[Vec
 
 
 def in_table(r: Results, k: int) -> float:
-    """R_k / S at the width of Table 5.1."""
+    """Strength R_k / S of a skill at the width of Table 5.1."""
     s = r.settings
     order = np.arange(s.skills)[::-1] if s.turned else np.arange(s.skills)
     return float(curves(r, "width")[order[k - 1], list(s.widths).index(s.table)])

@@ -68,7 +68,7 @@ def relative(a: ArrayLike, b: ArrayLike) -> float:
 
 
 def small(s: LayerwiseThm1Settings, seed: int) -> ScalarNetwork:
-    """Panel a of Figure 6.2."""
+    """Network of panel a of Figure 6.2."""
     return ScalarNetwork.drawn(s.units, weights=s.weights, seed=seed)
 
 

@@ -83,7 +83,7 @@ def number(r: Results, name: str, rule: Rule) -> float:
 
 
 def final(r: Results, rule: Rule) -> NDArray[np.float64]:
-    """The last nfc of each layer."""
+    """Final nfc of each layer under a rule, mean over runs."""
     return np.array([arrays["nfc"][-1] for _, arrays in r.where(rule=rule)]).mean(0)
 
 

@@ -73,7 +73,7 @@ def work(t: Task[NfaFig17Settings], run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def final(r: Results, method: str, name: str) -> float:
-    """The last value in the first layer."""
+    """Final value of a measure in the first layer."""
     return float(r.where(method=method)[name][0, -1, 0])
 
 

@@ -137,7 +137,7 @@ KINDS = (("nfc", "UC", "-"), ("cnfc", "C", "-"), ("rotated", "C, other K of the 
 
 @styled
 def draw(results: Results) -> Figure:
-    """Panels A and B."""
+    """Figure of panels A and B."""
     figure, (left, right) = panels(2, across=2)
     sets = curves_of(results)
     layers = np.arange(1, sets[-1]["nfc"].shape[2] + 1)

@@ -95,7 +95,7 @@ def gap(r: Results, when: int) -> float:
 
 @styled
 def draw(results: Results) -> Figure:
-    """UC and C by epoch and by convolution."""
+    """Figure of UC and C by epoch and by convolution."""
     figure, (left, right) = panels(2, across=2)
     layers = np.arange(1, results["nfc"].shape[2] + 1)
     for k, (name, title) in enumerate((("nfc", "UC"), ("cnfc", "C"))):

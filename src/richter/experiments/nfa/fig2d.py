@@ -108,7 +108,7 @@ def correlations(r: Results, name: str, when: int) -> NDArray[np.float64]:
 
 
 def gaps(r: Results, when: int) -> NDArray[np.float64]:
-    """C - UC of each map."""
+    """Difference C - UC of each map at one of the measured times."""
     return correlations(r, r.settings.centred, when) - correlations(r, "nfc", when)
 
 

@@ -110,7 +110,7 @@ def against_constant(r: Results) -> float:
 
 
 def by_balance(r: Results, name: str) -> NDArray[np.float64]:
-    """[seeds, balances]"""
+    """Values of a number, [seeds, balances]."""
     return np.array([r.where(balance=balance)[name] for balance in r.distinct("balance")]).T
 
 

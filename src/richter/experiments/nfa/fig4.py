@@ -169,7 +169,7 @@ def draw_curves(results: Results) -> Figure:
 
 @styled
 def draw_matrices(results: Results) -> Figure:
-    """The final NFM for each scale."""
+    """Figure of the final NFM for each scale."""
     scales = results.distinct("scale")
     figure, axes = panels(2 * len(scales), across=len(scales))
     for i, (method, scale) in enumerate(itertools.product(("gd", "slo"), scales)):

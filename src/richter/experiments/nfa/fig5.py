@@ -111,7 +111,7 @@ def late(r: Results, name: str, layer: int) -> NDArray[np.float64]:
 
 
 def early_c(r: Results, layer: int) -> NDArray[np.float64]:
-    """C at the early step, or what is called C."""
+    """C at the early step, or the quantity that a control puts in its place."""
     return r["random"][:, layer] if r.settings.centred == "random" else early(r, r.settings.centred, layer)
 
 
@@ -137,7 +137,7 @@ def fall(r: Results) -> float:
 
 
 def small(r: Results) -> Results:
-    """The runs with a scale of a tenth or less."""
+    """Results of runs with an initial scale of a tenth or less."""
     kept = [(t, arrays) for t, arrays in r if t.scale <= 0.1]
     return Results(r.settings, [t for t, _ in kept], [arrays for _, arrays in kept])
 
@@ -232,7 +232,7 @@ def curves(ax: Axes, r: Results, name: str, column: int, relative: bool = False)
 
 
 def by_spectrum(name: str, axis: str, sentence: str) -> Callable[[Results], Figure]:
-    """Rows: layers; columns: spectra."""
+    """Function that draws a number: layers in rows, spectra in columns."""
     @styled
     def drawn(results: Results) -> Figure:
         spectra = results.distinct("spectrum")

@@ -42,7 +42,7 @@ class NfaProp3Settings:
 
 
 def network(s: NfaProp3Settings, activation: str, seed: int) -> nn.Sequential:
-    """Weights N(0, 1/fan_in), one output."""
+    """Network with weights N(0, 1/fan_in) and one output."""
     draw = torch.Generator().manual_seed(seed)
     layers: list[nn.Module] = []
     for i, o in itertools.pairwise((s.d, s.width, s.width, 1)):

@@ -66,7 +66,7 @@ def work(s: NfaProp4Settings, run: Writer) -> Mapping[str, ArrayLike]:
 
 @styled
 def draw(results: Results) -> Figure:
-    """The relative error of each layer."""
+    """Figure of the relative error of each layer."""
     figure, (ax,) = panels(1, across=1, width=4.4, height=3.0)
     layers = np.arange(1, results["identity"].shape[1] + 1)
     for name, mark in (("identity", "o"), ("instrument", "s")):

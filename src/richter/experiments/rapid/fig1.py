@@ -181,7 +181,7 @@ def crossing(arrays: Mapping[str, NDArray[Any]]) -> float:
 
 
 def over(name: str) -> Number:
-    """The network's final loss over another."""
+    """Function that returns the network's final loss over another one."""
     return lambda arrays: float(arrays["network"][-1] / arrays[name][-1])
 
 

@@ -74,12 +74,12 @@ class Student:
 
     @property
     def kernel(self) -> Matrix:
-        """Eq. 12, corrected."""
+        """Tangent kernel by Eq. 12, corrected."""
         return self._gram(self.W.T @ self.W)
 
     @property
     def printed(self) -> Matrix:
-        """Eq. 12 with W W^T."""
+        """Tangent kernel by Eq. 12 as printed, with W W^T."""
         return self._gram(self.W @ self.W.T)
 
     def _gram(self, inner: Matrix) -> Matrix:
@@ -93,7 +93,7 @@ def relative(a: Matrix, b: Matrix) -> float:
 
 
 def top_cosine(K: Matrix, y: Matrix) -> float:
-    """|u_1 . y| / |y|."""
+    """Cosine |u_1 . y| / |y| of the first eigenvector with the labels."""
     return float(abs(np.linalg.eigh(K)[1][:, -1] @ y) / np.linalg.norm(y))
 
 
@@ -195,7 +195,7 @@ def error(r: Results, name: str) -> float:
 
 
 def own_start(r: Results) -> int:
-    """The number of sigma = .1, or of 1."""
+    """Number of the start whose sigma the settings choose, .1 or 1."""
     return 2 if r.settings.start == "small" else 0
 
 

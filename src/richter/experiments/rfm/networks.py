@@ -62,13 +62,13 @@ def network(s: RfmNetworksSettings, widths: list[int], seed: int) -> nn.Sequenti
 
 
 def nfm(model: nn.Sequential) -> Array:
-    """W^T W of the first layer."""
+    """Neural feature matrix W^T W of the first layer."""
     W: Tensor = model[0].weight.detach().double()  # type: ignore[operator, union-attr]
     return np.asarray((W.T @ W).numpy())
 
 
 def machine(s: RfmNetworksSettings, x: Tensor, y: Tensor, shuffled: bool, seed: int) -> tuple[Array, RFMRegressor]:
-    """The metric after the last iteration."""
+    """Metric of RFM after the last iteration, and the fitted regressor."""
     X, Y = x.double().numpy(), y.double().numpy()
     if shuffled:
         Y = Y[np.random.default_rng((seed, 6)).permutation(len(Y))]
@@ -114,7 +114,7 @@ def rivals(x: Array) -> dict[str, Array]:
 
 
 def pearson(A: Array, B: Array) -> float:
-    """The correlation of all entries."""
+    """Pearson correlation of all entries of two matrices."""
     return float(np.corrcoef(A.ravel(), B.ravel())[0, 1])
 
 

@@ -87,7 +87,7 @@ def alignments(r: Results) -> NDArray[np.float64]:
 
 
 def panel(value: Callable[[Results], float], data: str, deep: bool, lr: float | None) -> Callable[[Results], float]:
-    """A number of the networks of one panel."""
+    """Function that reads a number of the networks of one panel."""
     return lambda r: value(chosen(r, data, deep, lr))
 
 
@@ -114,7 +114,7 @@ def early(r: Results) -> float:
 
 @styled
 def draw_deep(results: Results) -> Figure:
-    """Fig. 1."""
+    """Figure 1."""
     figure, axes = panels(2, across=2)
     for ax, data in zip(axes, ("fashion_mnist", "cifar10"), strict=True):
         A = chosen(results, data, deep=True)["alignment"]

@@ -50,7 +50,7 @@ class SignalFig20Settings:
 
 
 def partly_random(y: Tensor, share: float, seed: int) -> Tensor:
-    """Some of the labels drawn anew."""
+    """Labels, a share of them replaced by random ones."""
     draw = torch.Generator().manual_seed(seed)
     chosen = torch.rand(len(y), generator=draw) < share
     return torch.where(chosen, torch.randint(10, y.shape, generator=draw), y)

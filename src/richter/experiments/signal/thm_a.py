@@ -117,7 +117,7 @@ def appendices(H: Hessian, model: nn.Module, x: Tensor, y: Tensor) -> dict[str, 
 
 
 def _pushed(model: nn.Module, x: Tensor, direction: Mapping[str, Tensor]) -> Tensor:
-    """J v, forward."""
+    """Product J v with the Jacobian, in forward mode."""
     state = {k: v.detach() for k, v in model.named_parameters()}
     return torch.func.jvp(lambda s: torch.func.functional_call(model, s, (x,)), (state,), (dict(direction),))[1]
 

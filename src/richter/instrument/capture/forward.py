@@ -173,7 +173,7 @@ class Pass:
 
     @property
     def aliases(self) -> dict[str, Tensor]:
-        """The weights that a gradient can reach."""
+        """Weights that a gradient of the outputs can reach, by name."""
         return {k: v for k, v in self.state.items() if v.requires_grad}
 
     def leaves(self) -> list[Tensor]:
@@ -514,7 +514,7 @@ class Recorder(TorchFunctionMode, Hooking):
         return self.read(READERS[F.linear], func, args, kwargs)
 
     def read(self, reader: Reader, func: Any, args: Any, kwargs: Any) -> Any:
-        """A function that may use a parameter."""
+        """Run a function that may use a parameter, and record its uses."""
         z = self.called(func, args, kwargs)
         if isinstance(z, Tensor) and self.differentiable(z):
             for use in reader(self.scope, args, kwargs, z):
@@ -615,7 +615,7 @@ class Shifted(Recorder):
         return z + shift.to(z.dtype)
 
     def reads(self) -> list[Tensor]:
-        """Return what all calls read."""
+        """Inputs of all recorded calls, in order."""
         if len(self.seen) < len(self.order):
             raise CaptureError("maps are called less often than in a pass of one example")
         return self.seen

@@ -193,7 +193,7 @@ class CheckpointBlock:
         return tree_map(lambda leaf: leaf, (self.args, self.kwargs))
 
     def close(self) -> None:
-        """The first run has ended."""
+        """Note that the first run of the block has ended."""
         self.hooks.__exit__(None, None, None)
         self.hooks = None
         self.drawn = [] if all(map(torch.equal, self.drawn, streams(self.state.model))) else self.drawn

@@ -63,7 +63,7 @@ class ParameterPart:
 
     @property
     def distinct(self) -> bool:
-        """Does every entry stand in it once?"""
+        """Return whether every entry stands in it once."""
         reach = 0
         for length, stride in sorted((a for a in self.axes if a[0] > 1), key=lambda a: a[1]):
             if stride <= reach:
@@ -147,7 +147,7 @@ def as_map(strides: tuple[int, ...], kind: Kind, offset: int, groups: Axes, d_ou
 
 
 def rows(m: nn.Module, x: Tensor) -> Tensor:
-    """Indices [n, ...] -> [n, s]."""
+    """Indices [n, ...] of a lookup as rows [n, s]."""
     return x.reshape(x.shape[0], x.shape[1:].numel()) if x.dim() else x.reshape(1, 1)
 
 
@@ -249,7 +249,7 @@ def _of(label: Callable[[int, int], tuple[Labels, Labels, Labels] | None], *name
 
 
 def _contractions() -> dict[Any, Parse]:
-    """The functions that contract two tensors."""
+    """Functions of torch that contract two tensors, with how their operands are read."""
     table: dict[Any, Parse] = {F.linear: _of(_inner, "input", "weight"), torch.tensordot: _tensordot, torch.einsum: _einsum}
     operands = {"matmul": ("input", "other"), "mm": ("input", "mat2"), "bmm": ("input", "mat2"), "mv": ("input", "vec"),
                 "dot": ("input", "tensor"), "addmm": ("input", "mat1", "mat2"), "baddbmm": ("input", "batch1", "batch2"),
@@ -427,7 +427,7 @@ class Scope:
             yield from self._lookup(part, torch.where(index < 0, index + len(table), index))
 
     def selected(self, args: Any, kwargs: Any, z: Tensor) -> Iterator[Use]:
-        """table.index_select(0, index)"""
+        """Yield the lookup of ``table.index_select(0, index)``."""
         given = dict(zip(("input", "dim", "index"), args, strict=False)) | kwargs
         if given.get("dim") == 0:
             yield from self.indexed(given["input"], given.get("index"), z)
@@ -439,7 +439,7 @@ class Scope:
 
     def convolved(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
                   dilation: Any = 1, groups: int = 1) -> Iterator[Use]:
-        """F.conv1d, F.conv2d, F.conv3d."""
+        """Yield the use of the kernel in ``F.conv1d``, ``F.conv2d`` or ``F.conv3d``."""
         part, m = self._part(weight), convolution(tuple(weight.shape[2:]), stride, padding, dilation, groups)
         if part is None:
             if self._computed(weight):

@@ -87,12 +87,12 @@ class Factor:
         return K.to(self._now.device, torch.float64 if self.large else self._now.dtype)
 
     def times(self, other: Factor) -> Float[Tensor, "r q"]:
-        """W V^T of this W and another one."""
+        """W V^T, for the weight V of another factor."""
         return functools.reduce(Tensor.add_, (A @ B.T for A, B in zip(self.tiles(), other.tiles(), strict=True)))
 
     @cached_property
     def size(self) -> float:
-        """|W|."""
+        """Frobenius norm |W|."""
         return math.hypot(*(A.norm().item() for A in self.tiles()))
 
     @cached_property
@@ -102,7 +102,7 @@ class Factor:
 
     @cached_property
     def square(self) -> float:
-        """|W^T W|^2 = |M|^2."""
+        """Squared norm |W^T W|^2 = |W W^T|^2."""
         return self.M.square().sum().item()
 
     @property
@@ -194,7 +194,7 @@ class Projected:
 
     @cached_property
     def identity(self) -> Float[Tensor, " d"]:
-        """V^T V, flattened."""
+        """V^T V of the basis V, flattened."""
         return self.formed([self.gram])[0]
 
     def matrix(self, K: Tensor | None, halves: tuple[Tensor, Tensor] | None = None) -> FeatureMatrix:
@@ -308,7 +308,7 @@ class FeatureMatrix:
         return torch.cat([(A * (A if self.K is None else self.K @ A)).sum(0) for A in self.factor.tiles()])
 
     def total(self) -> float:
-        """The sum of all entries."""
+        """Sum of all entries."""
         u = functools.reduce(Tensor.add_, (A.sum(1) for A in self.factor.tiles()))
         return (u @ (u if self.K is None else self.K @ u)).item()
 
@@ -318,7 +318,7 @@ class FeatureMatrix:
 
     @cached_property
     def KM(self) -> Float[Tensor, "r r"]:
-        """K M."""
+        """Product of the covariance K of signals with M = W W^T."""
         return self.factor.M if self.K is None else self.K @ self.factor.M
 
     def _inner(self, other: FeatureMatrix) -> float:
@@ -331,7 +331,7 @@ class FeatureMatrix:
         return self.factor.square if A is None and B is None else (self.KM * other.KM.T).sum().item()
 
     def beside(self, other: FeatureMatrix) -> tuple[float, float]:
-        """<A, B> and |A| |B|."""
+        """Inner product <A, B> with another feature matrix, and |A| |B|."""
         inner, size = self._inner(other), math.sqrt(self._square) * math.sqrt(other._square)
         finite(abs(inner) + size)
         return inner, size
@@ -343,7 +343,7 @@ class FeatureMatrix:
 
     @property
     def norm(self) -> float:
-        """|A|."""
+        """Frobenius norm |W^T K W|."""
         return math.sqrt(finite(self._square))
 
     @cached_property
@@ -452,7 +452,7 @@ class Pair:
 
     @property
     def sketched(self) -> bool:
-        """Is K estimated from random outputs?"""
+        """Return whether the AGOP is estimated from random outputs."""
         return self.G.halves is not None
 
     def isotropic(self) -> Pair:

@@ -161,7 +161,7 @@ class Layers:
 
     @property
     def whole(self) -> Bool[Tensor, "n t k"]:
-        """Outputs that count."""
+        """Mask of the outputs that count."""
         shape, counted = (self.subject.probe.n, self.tokens, self.C), self.subject.counted
         return torch.ones(1, dtype=torch.bool).expand(shape) if counted is None else counted.reshape(shape).cpu()
 
@@ -261,7 +261,7 @@ class _OfLayers(Gathering):
         return name
 
     def check(self, rows: int) -> None:
-        """Did every example reach the layer?"""
+        """Raise ``Missing`` unless every example reached the layer."""
         if rows != len(self.layers.targets):
             raise Missing(UNREACHED.format(rows=rows, all=len(self.layers.targets)))
 
@@ -323,7 +323,7 @@ class Classes:
 
     @property
     def norms(self) -> Float[Tensor, " c"]:
-        """|m_i|; zero where it is rounding."""
+        """Norms |m_i| of the centred class means; zero where they are rounding errors."""
         size, least = self.m.norm(dim=1), 1e-14 * self.means.norm(dim=1).max()
         return torch.where(size > least, size, 0.0)
 
@@ -343,7 +343,7 @@ class Classes:
 
     @property
     def within(self) -> Float[Tensor, " r"]:
-        """v_k^T S_W v_k."""
+        """Within-class scatter v_k^T S_W v_k along each direction v_k."""
         return self.squares / self.n
 
 
@@ -455,12 +455,12 @@ class Scatter:
 
     @cached_property
     def covariance(self) -> Float[Tensor, "d d"]:
-        """The mean of (z - mean)(z - mean)^T."""
+        """Covariance, the mean of (z - mean)(z - mean)^T."""
         return self.about / self.n
 
     @cached_property
     def second(self) -> Float[Tensor, "d d"]:
-        """The mean of z z^T."""
+        """Second moments, the mean of z z^T."""
         return self.covariance + torch.outer(self.mean, self.mean)
 
 
@@ -517,15 +517,15 @@ class FeatureMoments:
         return {"Phi": slice(self.p), "Y": slice(self.p, self.p + self.C), "F": slice(self.p + self.C, None)}[name]
 
     def mean(self, a: str) -> Float[Tensor, " a"]:
-        """<a|1> of a = "Phi", "Y" or "F"."""
+        """Mean of a = "Phi", "Y" or "F" over the rows."""
         return self.scatter.mean[self._at(a)]
 
     def second(self, a: str, b: str) -> Float[Tensor, "a b"]:
-        """<a|b>."""
+        """Second moments, the mean of a b^T over the rows."""
         return self.scatter.second[self._at(a), self._at(b)]
 
     def covariance(self, a: str, b: str) -> Float[Tensor, "a b"]:
-        """<a|b> of what is centred."""
+        """Covariance of a and b over the rows."""
         return self.scatter.covariance[self._at(a), self._at(b)]
 
     @property
@@ -606,7 +606,7 @@ class FeatureSums:
             self._settle()
 
     def _settle(self, part: Scatter | None = None) -> None:
-        """Add rows that wait, or a scatter."""
+        """Add the rows that wait, or a scatter, to the total."""
         if part is None:
             part, self.waiting = Scatter.of(torch.cat(self.waiting)), []
         self.settled = part if self.settled is None else self.settled + part

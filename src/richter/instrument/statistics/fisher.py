@@ -45,7 +45,7 @@ def shifted(p: Float[Tensor, "... c"], v: Tensor) -> Tensor:
 
 
 def metric_times(p: Float[Tensor, "... c"], v: Tensor) -> Tensor:
-    """H v = (diag(p) - p p^T) v."""
+    """Product H v with the metric H = diag(p) - p p^T of cross-entropy."""
     v = shifted(p, v)
     return p * (v - (p * v).sum(-1, keepdim=True))
 
@@ -253,7 +253,7 @@ def _sketched(t: Tangents) -> Iterator[tuple[str, Estimate]]:
 
 
 def _energy(Y: Float[Tensor, "n k"], counted: Tensor | None) -> float:
-    """|y~|^2 of the labels that count."""
+    """Squared norm |y~|^2 of the centred labels that count."""
     real = Y if counted is None else Y[counted]
     return (real - real.mean()).square().sum().item()
 

@@ -435,7 +435,7 @@ class Reading:
 
     @property
     def examples(self) -> range:
-        """Their numbers in the probe."""
+        """Numbers of the examples in the probe."""
         return range(self.rows.start, self.rows.stop)
 
     @cached_property
@@ -519,7 +519,7 @@ class Reading:
 
 
 def _masked(c: LayerCapture, keep: Tensor | None) -> LayerCapture:
-    """Zero at positions that do not count."""
+    """Capture with zeros at positions that do not count."""
     if keep is None:
         return c
     g0, h0 = c.g0, c.h0
@@ -716,7 +716,7 @@ def wants_of(subject: Subject, keys: Iterable[Key]) -> dict[Key, Wants]:
 
 
 def due_of(every: Mapping[Key, Wants]) -> dict[Key, Wants]:
-    """Select what a pass must gather."""
+    """Wants that a pass must serve: those that take part in it and are not optional."""
     return {key: w for key, w in every.items() if w.takes_part and not w.optional}
 
 

@@ -595,7 +595,7 @@ class Pull:
         self.B = B if self.B is None else self.B.add_(B)
 
     def push(self, captures: Mapping[str, LayerCapture], whole: Mapping[str, Tensor], output: int) -> Float[Tensor, "q n"]:
-        """J B of one output of a chunk."""
+        """Product J B of the Jacobian of one output with the pulled vectors, for a chunk."""
         assert self.B is not None
         if self.factored:
             c = captures[self.unit.maps[0]]

@@ -63,7 +63,7 @@ class Through:
         self._written: Tensor | None = None
 
     def _tiles(self, kind: Callable[[Tensor], Tensor]) -> Iterator[list[Tensor]]:
-        """Rows of W and of W - W0."""
+        """Yield tiles of the rows of W and of W - W0."""
         for rows in self._steps:
             W = kind(self.W[rows])
             yield [W] if self.W0 is None else [W, W - kind(self.W0[rows])]
@@ -78,7 +78,7 @@ class Through:
         return torch.cat([A / norm for A, norm in zip(parts, self.norms, strict=True)], 1)
 
     def rows(self, g: Float[Tensor, "... o"]) -> Float[Tensor, "... r"]:
-        """g A, in the precision of g."""
+        """Product g A of signals with the basis, in the precision of g."""
         if len(self.norms) * self.W.numel() <= WRITTEN:
             if self._written is None or self._written.dtype != g.dtype:
                 self._written = torch.cat([self._scaled(parts) for parts in self._tiles(lambda W: W.to(g))])
@@ -92,7 +92,7 @@ class Through:
         return torch.cat([now, change], -1)
 
     def gram(self) -> Float[Tensor, "r r"]:
-        """A^T A."""
+        """Gram matrix A^T A of the basis."""
         total = None
         for parts in self._tiles(self.wide):
             A = self._scaled(parts)
@@ -125,7 +125,7 @@ class Bases(dict[str, Through | None]):
         return self[name]
 
     def gram(self, name: str) -> Tensor:
-        """A^T A, held of one map at a time."""
+        """Gram matrix A^T A of the basis of a map; only the last one is held."""
         if self._gram is None or self._gram[0] != name:
             through = self[name]
             assert through is not None
@@ -151,7 +151,7 @@ class Bases(dict[str, Through | None]):
 
 
 def bases_of(subject: Subject) -> Bases:
-    """The bases of this measurement."""
+    """Bases of this measurement, made once."""
     if Bases not in subject.shared:
         subject.shared[Bases] = Bases(subject)
     return subject.shared[Bases]  # type: ignore[no-any-return]
@@ -163,7 +163,7 @@ FEW = 2  # examples of a group, which tell whether a sum of zero is one of zeros
 
 
 def total(tensors: Sequence[Tensor]) -> Tensor:
-    """Their sum, in a tensor of its own."""
+    """Sum of some tensors, in a new tensor."""
     first = tensors[0].clone()
     for t in tensors[1:]:
         first += t
@@ -465,7 +465,7 @@ class LeftOut(Sequence[Any]):
 
     @property
     def parts(self) -> list[tuple[Tensor, Tensor, int]] | None:
-        """The sums that they are made of."""
+        """Sums of each group from even and from odd outputs, with the numbers of positions; None if a group is empty."""
         return self.moment.parts(self.place)
 
 

@@ -253,7 +253,7 @@ class NetworkPair:
         return len(self.blocks) if self.subject.errors else 1
 
     def group(self, rows: slice) -> Int[Tensor, " n"]:
-        """The group of each of these examples."""
+        """Jackknife group of each of these examples."""
         if self.norms:
             return torch.full((rows.stop - rows.start,), self.blocks.index(rows) % self.groups)
         return torch.arange(rows.start, rows.stop) % self.groups
@@ -303,7 +303,7 @@ def _scaled(state: State, factors: Mapping[str, float]) -> State:
 
 
 def network_pair(subject: Subject) -> NetworkPair:
-    """The two networks of this measurement."""
+    """Current and initial network of this measurement, made once."""
     if NetworkPair not in subject.shared:
         subject.shared[NetworkPair] = NetworkPair(subject)
     return subject.shared[NetworkPair]  # type: ignore[no-any-return]

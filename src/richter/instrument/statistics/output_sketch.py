@@ -122,7 +122,7 @@ class Bracket(NamedTuple):
         return math.sqrt(_mean(self.above) * _mean(self.below))
 
     def without(self, group: int) -> float:
-        """The value from the other draws."""
+        """Largest eigenvalue from all draws but one group."""
         return math.sqrt(self.above[group] * _mean([d for g, d in enumerate(self.below) if g != group]))
 
     @property

@@ -204,7 +204,7 @@ class Answers:
 
     @property
     def loss(self) -> float:
-        """The probe's loss of these examples."""
+        """Loss of the probe on these examples."""
         try:
             return self.objectives.mean(self.f.detach().requires_grad_(), self.keep).item()
         except ProbeError as why:

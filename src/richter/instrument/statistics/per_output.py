@@ -359,12 +359,12 @@ def output_by_output(name: str, single: Diagonal) -> OutputByOutput:
 
 
 def diagonal(K: Float[Tensor, "n v n v"]) -> Float[Tensor, "v n n"]:
-    """K^cc of each output c."""
+    """Kernel K^cc of each output c with itself."""
     return K.diagonal(dim1=1, dim2=3).permute(2, 0, 1).contiguous()
 
 
 def members(n: int, groups: int, like: Tensor) -> Float[Tensor, "n g"]:
-    """The group of each example, one-hot."""
+    """Jackknife group of each example, one-hot."""
     return torch.nn.functional.one_hot(torch.arange(n) % groups, groups).to(like)
 
 

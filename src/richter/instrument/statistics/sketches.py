@@ -57,7 +57,7 @@ class Vectors:
         return self.q + self.labelled
 
     def _signs(self, v: int, rows: slice) -> Tensor:
-        """Signs as int8."""
+        """Random signs of a vector on some examples, as int8."""
         return torch.stack([torch.from_numpy(np.unpackbits(bits, count=self.k).view(np.int8)).mul_(2).sub_(1)
                             for bits in self.bits[v][rows]])
 
@@ -97,7 +97,7 @@ class Vectors:
 
     @property
     def energy(self) -> float:
-        """|y~|^2 of the labels."""
+        """Squared norm |y~|^2 of the centred labels."""
         return sum(self(self.q, slice(i, i + 1)).square().sum().item() for i in range(self.t.n))
 
 

@@ -122,7 +122,7 @@ def check_calls(network: Network, x: Inputs, calls: Sequence[Call]) -> None:
 
 
 def passed(network: Network, x: Inputs, seed: int, silent: Collection[str] | None, plain: bool = False) -> Pass:
-    """Make a forward pass as the survey says."""
+    """Run a forward pass in the way that the survey prescribes."""
     survey = network.survey
     try:
         return network.run(x, expand=dict.fromkeys(survey.expand, count(x)), silent=silent, seed=seed, plain=plain)
@@ -199,7 +199,7 @@ def _small(network: Network, x: Inputs, trained: Sequence[str], owned: Mapping[s
 
 
 def _changed(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """The difference, relative to what it was."""
+    """Relative difference of two tensors."""
     if [t.shape for t in before] != [t.shape for t in after]:
         return 0.0
     off = math.hypot(*(float((a.double() - b.double()).norm()) for a, b in zip(before, after, strict=True)))
@@ -395,7 +395,7 @@ class Check:
 
 
 def weighted(g: Tensor, w: Tensor) -> Tensor:
-    """w_n g_n, in the precision of g."""
+    """Signals of each example times its weight w_n, in the precision of g."""
     return g * w.to(g).reshape(-1, *[1] * (g.dim() - 1))
 
 
@@ -443,7 +443,7 @@ class Totals:
                 self._group([run.state[bias]], [self._bias(bias, own)])
 
     def add(self, name: str, g: Tensor) -> None:
-        """Add what one map captured, "n s ..."."""
+        """Add the capture "n s ..." of one map to its total."""
         for way, total in self._adding.get(name, ()):
             way(self, name, g, total)
 
@@ -472,7 +472,7 @@ class Totals:
 
     @property
     def parts(self) -> list[tuple[tuple[str, ...], Tensor]]:
-        """Names, and what was added up."""
+        """(names, total) of each group of maps that share a weight."""
         return [(part.names, part.total) for _, parts in self._groups for part in parts]
 
     def expected(self, exact: Iterable[Tensor]) -> list[Tensor]:
@@ -534,7 +534,7 @@ class Totals:
         total += g.flatten(2).sum((0, 1)).to(total)
 
     def _add_rows(self, name: str, g: Tensor, total: Tensor) -> None:
-        """The gradient G of its matrix, times u."""
+        """Add the product of the matrix's gradient with the random vector u."""
         total += torch.einsum("ns...o,ns...->...o", g, self._read(name).to(g)).to(total)
 
     def _add_turned(self, name: str, g: Tensor, total: Tensor) -> None:
@@ -547,7 +547,7 @@ class Totals:
             total += (along @ h.flatten(0, 1).to(g)).to(total)
 
     def _add_whole(self, name: str, g: Tensor, total: Tensor) -> None:
-        """The gradient itself."""
+        """Add the gradient of the weight itself."""
         c, h = self.calls[name][0][0], self._inputs(name)
         matrix = c.map.matrix(c.module, total.view(c.weight.shape))
         gradient = map_gradient(c.map.kind, h if c.map.kind == "lookup" else h.to(g), g, matrix.shape[-1]).to(matrix)
@@ -561,7 +561,7 @@ class Totals:
         return torch.cat([by_example(c.inputs(), self.n, layout) for c, layout in self.calls[name]], 1)
 
     def _read(self, name: str) -> Tensor:
-        """h u, "n s" or, of grouped maps, "n s r"."""
+        """Product of the inputs with u: "n s", or "n s r" for grouped maps."""
         if name not in self._products:
             parts, shape = [], self.maps[name].shape
             for c, layout in self.calls[name]:

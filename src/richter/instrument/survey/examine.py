@@ -546,7 +546,7 @@ def _one_by_one(network: Network, x: Inputs, result: Survey, verified: Verified)
 
 
 def matrices_of(run: Pass) -> dict[str, Tensor]:
-    """Matrices of every map that is called."""
+    """Matrices of all maps that are called, by name."""
     return {c.name: c.map.matrix(c.module, c.weight.detach()) for c in run.calls}
 
 
@@ -619,7 +619,7 @@ def _mixing(off: float) -> MixingError:
 
 
 def _check_outputs(network: Network, x: Inputs, whole: Pass, part: Pass) -> None:
-    """Shapes and numbers as they should be."""
+    """Raise an error unless outputs have valid shapes and finite numbers."""
     f, n, m = whole.f, count(x), inner(x).stop - 1
     if f.dim() == 0 or not f.numel() or f.shape[0] != n or part.f.shape[0] != m:
         raise CaptureError(f"the model's output has shape {tuple(f.shape)} for {n} examples. Richter needs the examples "

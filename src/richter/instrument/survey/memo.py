@@ -132,7 +132,7 @@ def _same(survey: Survey, other: Survey) -> bool:
 
 
 def _order(n: int, first: int) -> Iterable[int]:
-    """All examples, that in doubt first."""
+    """Numbers of all examples, the doubtful one first."""
     return [first, *(i for i in range(n) if i != first)]
 
 

@@ -54,7 +54,7 @@ class MapInfo:
 
     @property
     def writes(self) -> int:
-        """Numbers that it writes at one position."""
+        """Number of outputs of the map at one position."""
         return self.shape[0] if self.kind == "diagonal" else math.prod(self.shape[:-1])
 
     @property
@@ -69,7 +69,7 @@ class MapInfo:
 
     @property
     def silent(self) -> bool:
-        """Is no output reached from most positions?"""
+        """Return whether no output is reached from most positions."""
         return 0 < 2 * self.live <= self.positions
 
 
@@ -187,7 +187,7 @@ class Network:
         return unkept(lambda: self.run(x, rows, **options))
 
     def alone(self, x: Inputs, i: int, **options: Any) -> Pass:
-        """Make a forward pass of one example."""
+        """Run a forward pass of one example."""
         return self.run(x, slice(i, i + 1), **options)
 
 
@@ -208,7 +208,7 @@ def by_example(t: Shaped[Tensor, "b s *rest"], n: int, layout: Layout) -> Shaped
 
 
 def grouped(calls: Sequence[Call]) -> dict[str, list[Call]]:
-    """The calls of each map, in their order."""
+    """Calls of each map, in order."""
     groups: dict[str, list[Call]] = {}
     for c in calls:
         groups.setdefault(c.name, []).append(c)
