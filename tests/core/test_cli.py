@@ -16,7 +16,9 @@ import richter
 import tiny
 from richter import cli
 from richter.core import Row
+from richter.instrument.observe import log_spaced
 from richter.instrument.snapshot import Snapshot
+from richter.workflows.demo import TIMES, DemoSettings
 
 COMMANDS = ("demo", "runs", "report", "serve", "doctor", "compare", "export", "scaling", "list", "run", "check", "ledger",
             "cite", "data", "completion")
@@ -197,23 +199,33 @@ def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "doctor" in printed(capsys, "completion", shell)
 
 
-def test_the_demo_ends_with_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = printed(capsys, "demo", "--steps", "30", "--run", str(tmp_path / "store/demo"))
-    assert "Verdict:" in shown
-    assert "nfc 0" in shown
-    report = tmp_path / "store/demo/report.html"
-    assert f"Report:    {report}" in shown
-    assert f"Dashboard: richter serve {tmp_path / 'store'}" in shown
-    assert report.stat().st_size > 20_000
-    run = richter.runs.load(tmp_path / "store/demo")
-    assert run.status == "finished"
-    assert run.settings["steps"] == 30
-    assert {(k, n) for k, n, _ in run.arrays} == {(k, n) for k in ("0", "2", "4") for n in ("nfm", "agop")}
+def test_the_demo_measures_often() -> None:
+    due = log_spaced(DemoSettings(1.0).steps, TIMES)
+    steps = [s for s in range(DemoSettings(1.0).steps) if due(s)]
+    assert len(steps) + 1 >= 40  # and the last step
+    assert len([s for s in steps if s < 1000]) >= 15
+
+
+def test_the_demo_ends_with_a_report_of_both_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "store/demo"
+    shown = printed(capsys, "demo", "--steps", "30", "--folder", str(folder))
+    assert f"Report:       {folder / 'report.html'}" in shown
+    assert f"Dashboard:    richter serve {folder}" in shown
+    assert (folder / "report.html").stat().st_size > 20_000
+    for name, scale in (("lazy", 1000.0), ("rich", 1.0)):
+        assert f"{name}: " in shown
+        run = richter.runs.load(folder / name)
+        assert run.status == "finished"
+        assert (run.settings["steps"], run.settings["scale"]) == (30, scale)
+        layers = [f"body.{i}" for i in (0, 2, 4, 6)]
+        stored = {(k, n) for k, n, _ in run.arrays}
+        assert {(k, n) for k in layers for n in ("nfm", "agop", "feature_gram")} <= stored  # for the tabs Matrices and Compare
+        assert run.has("kappa_cka")  # Features
+        assert {"loss", "train_accuracy", "test_accuracy"} <= set(run.names)
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [
-    (["demo", "--steps", "1"], "richter demo: --steps must be at least 2"),
-    (["demo", "--scale", "-1"], "richter demo: --steps must be at least 2 and --scale positive"),
+    (["demo", "--steps", "1"], "richter demo: --steps 1: a training needs at least 2 steps"),
     (["runs", "/nonexistent"], "richter runs: there is no folder /nonexistent"),
     (["doctor", "/nonexistent"], "richter doctor: /nonexistent contains no run"),
     (["report", "/nonexistent"], "richter report: /nonexistent contains no run"),

@@ -171,7 +171,7 @@ def test_the_report_of_a_run_says_what_was_found(page: str, run: Run) -> None:
                   "@article{nfa", "signal", "nfc of readout: trivial: by definition", "cosine with NFM", "Layers and time"):
         assert words in seen.text, words
     assert "rapid" not in seen.text  # its measure was not taken
-    assert seen.tags.count("figure") == 3 + 1 + 2 * 2 + 1  # panels, heat maps, matrices and spectra, scalars
+    assert seen.tags.count("figure") == 1 + 3 + 1 + 2 * 2 + 1  # loss, panels, heat maps, matrices and spectra, scalars
     assert seen.tags.count("img") == seen.tags.count("figure")
     assert "path" not in seen.tags  # every drawing is an image
     last = run.snapshots[-1]
@@ -302,7 +302,7 @@ def test_the_verdict_is_headed_by_its_magnitude(tmp_path: Path) -> None:
     run = Training(start={"probe_accuracy": 0.5}, loss=[2.3, *[0.3] * 119], reached=119).keep(tmp_path / "rich", {"lr": 0.1})
     seen = check_safe(report([run], tmp_path / "r.html").read_text(encoding="utf-8"))
     top = seen.text[:seen.text.rindex("Measures over training")]
-    for words in ("magnitude 0.368(10)Rich, relative to the given start. The network no longer behaves like its linear",
+    for words in ("Rich, relative to the given start. The network no longer behaves like its linear", "magnitude 0.368(10)",
                   "the verdict would be uncertain if feature_change_cka (0.4) fell below 0.15, 25 standard errors away",
                   "Cannot tell whether what was learned is good", "Advice: nothing to turn", "Measured at step 100; ",
                   "Evidence: accuracy on the probe: 0.5 -> 0.95", "read-out: not judged", "function_change 1.2",
@@ -797,8 +797,9 @@ def test_a_part_that_is_not_there() -> None:
 
 
 def test_figures_has_what_papers_and_experiments_use() -> None:
-    assert set(figures.__all__) == {"COLOURS", "curves", "heat_map", "heat_maps", "compare", "compare_heat", "scalars",
-                                    "spectra", "matrices", "profiles", "specialisation", "side_by_side", "save"}
+    assert set(figures.__all__) == {"COLOURS", "curves", "heat_map", "heat_maps", "compare", "compare_heat", "compare_whole",
+                                    "scalars",
+                                    "spectra", "matrices", "profiles", "specialisation", "side_by_side", "save", "against"}
     assert all(hasattr(figures, name) for name in figures.__all__)
 
 

@@ -1,4 +1,4 @@
-"""Train a small network on digits, measure it, print which layers learned, and write a report."""
+"""Train one network on digits twice, lazily and richly; measure both, compare them, and write a report."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from richter.commands.frame import Command
 
 
 def arguments(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--run", type=Path, help="folder of the run (default: runs/demo, or runs/demo-2, ... if that exists)")
-    p.add_argument("--steps", type=int, default=10000)
-    p.add_argument("--scale", type=float, default=0.5, help="scale of the initial weights: small is rich, large is lazy")
+    p.add_argument("--folder", type=Path, help="folder of the two runs (default: runs/demo, or runs/demo-2, ... if that exists)")
+    p.add_argument("--steps", type=int, default=2000)
     p.add_argument("--seed", type=int, default=0)
 
 
 def do(args: argparse.Namespace) -> int:
     from richter.core import SelectionError
-    if args.steps < 2 or args.scale <= 0:
-        raise SelectionError("--steps must be at least 2 and --scale positive.")
+    if args.steps < 2:
+        raise SelectionError(f"--steps {args.steps}: a training needs at least 2 steps.")
     import torch
 
     from richter.runs import default_store
     from richter.workflows.demo import demo
     torch.set_num_threads(1)  # the matrices are small, so more threads would mostly wait for each other
-    demo(args.run or _free(default_store() / "demo"), args.steps, args.scale, args.seed)
+    demo(args.folder or _free(default_store() / "demo"), args.steps, args.seed)
     return 0
 
 
@@ -38,5 +37,4 @@ def _free(path: Path) -> Path:
 
 
 COMMAND = Command("demo", __doc__, do, arguments, group="start", place=10, examples=(
-    "richter demo", "richter demo --scale 3          # large initial weights: lazier",
-    "richter demo --steps 2000 --run runs/short"))
+    "richter demo", "richter demo --steps 500 --folder runs/short"))

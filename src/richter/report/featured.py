@@ -21,13 +21,15 @@ PAIRS = 3  # pairs of runs that are compared
 def of_runs(shown: Sequence[Shown], album: Album) -> Markup:
     """Describe the features of each run, if they were measured or stored."""
     parts: list[Markup] = []
+    inputs: list[Markup] = []
     for s in shown:
         owner = f"{s.name}: " if len(shown) > 1 else ""
         try:
             parts += _of_run(s, album, owner)
+            inputs += _exciting(s, album, owner)
         except RichterError as why:  # a damaged array must not stop the report
             parts.append(tag("p", f"{owner}features are not shown: {why}", class_="soft"))
-    return joined(parts)
+    return joined([*parts, tag("div", *inputs, class_="columns") if len(inputs) > 1 else joined(inputs)])
 
 
 def _of_run(s: Shown, album: Album, owner: str) -> Iterable[Markup]:
@@ -39,20 +41,25 @@ def _of_run(s: Shown, album: Album, owner: str) -> Iterable[Markup]:
                                 "first: the share of the targets that the first of them hold, the share of the outputs' space, "
                                 "and how strong each is. Few strong and used features are not the same as good ones."))
     if measured and len(features.steps(run)) > 1:
-        parts.append(album.page(f"features-time-{owner}", lambda: features.evolution(run),
-                                f"The first {features.FIRST} features through training, each by itself."))
+        evolution = album.page(f"features-time-{owner}", lambda: features.evolution(run),
+                               f"The first {features.FIRST} features through training, each by itself.")
+        parts.append(tag("details", tag("summary", "Through training"), evolution) if owner else evolution)
     if run.has(features.KAPPA):
         parts.append(album.page(f"kappa-{owner}", lambda: features.learning(run), "Kappa, the distance from as few features as "
                                 "the outputs need, beside the learning curve; dotted: the border of the minimum feature regime."))
-    if features.can_excite(run):
-        step = step_text(last_kept(run))
-        classes = " The class is written below each." if features.classes(run) else ""
-        parts.append(album.page(f"exciting-{owner}", lambda: features.exciting(run),
-                                f"The inputs that excite each leading feature of layer {features.readout_layer(run)} most, at "
-                                f"step {step}: eigenfunctions of what it reads, centred.{classes}"))
     if parts:
         yield tag("h3", f"{owner}features") if owner else Markup("")
         yield from parts
+
+
+def _exciting(s: Shown, album: Album, owner: str) -> Iterable[Markup]:
+    run = s.run
+    if features.can_excite(run):
+        step = step_text(last_kept(run))
+        classes = " The class is written below each." if features.classes(run) else ""
+        yield album.page(f"exciting-{owner}", lambda: features.exciting(run),
+                         f"{owner}the inputs that excite each leading feature of layer {features.readout_layer(run)} most, at "
+                         f"step {step}: eigenfunctions of what it reads, centred.{classes}")
 
 
 def compared(shown: Sequence[Shown], album: Album) -> Markup:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "against", "compare", "compare_heat", "curves", "heat_map", "heat_maps", "matrices", "profiles", "save",
-           "scalars", "side_by_side", "specialisation", "spectra"]
+__all__ = ["COLOURS", "against", "compare", "compare_heat", "compare_whole", "curves", "heat_map", "heat_maps", "matrices",
+           "profiles", "save", "scalars", "side_by_side", "specialisation", "spectra"]
 
 
 MARKED = 3  # runs whose stages are marked
@@ -86,13 +86,13 @@ def heat_maps(subject: pandas.DataFrame | Framed, measures: Sequence[str]) -> Fi
 
 
 @styled
-def profiles(subject: pandas.DataFrame | Framed, measures: Sequence[str], times: int = plotdata.TIMES) -> Figure:
+def profiles(subject: pandas.DataFrame | Framed, measures: Sequence[str], times: int = plotdata.TIMES, across: int = 3) -> Figure:
     """Draw one panel per measure: its values over the layers at a few steps, from light to dark, and the peak of each curve."""
     frame, cards = plotdata.frame_of(subject), cards_of(subject)
     for m in measures:
         if not (frame.measure == m).any():
             raise unknown("this run", "measure", m, frame.measure.unique())
-    figure, axes = grid_of_panels(len(measures), across=3, height=2.7)
+    figure, axes = grid_of_panels(len(measures), across, width=None if across == 3 else 2.85, height=2.7)
     for ax, m in zip(axes, measures, strict=True):
         layers, drawn = plotdata.profiles(plotdata.lines(frame, m), times)
         if drawn:
@@ -123,7 +123,7 @@ def compare(runs: Sequence[Run] | Mapping[str, Any], measure: str, layers: Seque
     shown = plotdata.chosen(every, most) if layers is None else [k for k in layers if k in every]
     look = run_looks(frames)
     linear = plotdata.threshold(s for curves in lines.values() for line in curves.values() for s in line.step.tolist())
-    figure, axes = grid_of_panels(len(shown), across=4, height=2.35)
+    figure, axes = grid_of_panels(len(shown), across=5 if len(shown) == 5 else 4, height=2.35)
     names = short_names(shown, 30)
     for ax, k in zip(axes, shown, strict=False):
         measure_panel(ax, {name: (curves[k], look[name]) for name, curves in lines.items() if k in curves}, described, linear)
@@ -131,6 +131,22 @@ def compare(runs: Sequence[Run] | Mapping[str, Any], measure: str, layers: Seque
     same_height(axes)
     same_width(axes)
     figure.suptitle(shortened(described.heading, 80), fontsize=10)
+    key(figure, look, "")
+    return figure
+
+
+@styled
+def compare_whole(runs: Sequence[Run] | Mapping[str, Any], measures: Sequence[str]) -> Figure:
+    """Draw measures of the whole model: one panel per measure, one colour per run."""
+    frames, cards = {name: plotdata.frame_of(run) for name, run in _named(runs).items()}, cards_of_all(_named(runs).values())
+    look = run_looks(frames)
+    panels = {m: {name: lines[WHOLE] for name, frame in frames.items() for lines in [plotdata.lines(frame, m)] if WHOLE in lines}
+              for m in measures}
+    linear = plotdata.threshold(s for lines in panels.values() for line in lines.values() for s in line.step.tolist())
+    figure, axes = grid_of_panels(len(panels), across=4, height=2.35)
+    for ax, (m, lines) in zip(axes, panels.items(), strict=False):
+        measure_panel(ax, {name: (line, look[name]) for name, line in lines.items()}, card(m, cards), linear)
+    same_width(axes)
     key(figure, look, "")
     return figure
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from richter.core import WHOLE, Card, Failure, RichterError, SelectionError
 from richter.instrument.snapshot import Snapshot
+from richter.instrument.verdict import Diagnosis, diagnose
 from richter.measures.cards import SHOWN_FIRST, panels
 from richter.measures.cards import card as measure_card
 from richter.measures.delay import delay_of
@@ -24,7 +25,8 @@ from richter.report import featured, plotdata
 from richter.report.cards import cards_of, cards_of_all
 from richter.report.looks import run_looks
 from richter.report.markup import Markup, joined, tag
-from richter.report.record import claims, cost, last_values, references, sessions, settings, verdict
+from richter.report.opening import opening
+from richter.report.record import brief, claims, cost, evidence, last_values, references, sessions, settings
 from richter.report.svg import STATIC, picture, put, stored_picture
 from richter.runs import Run
 
@@ -48,6 +50,7 @@ class Shown:
     snapshots: list[Snapshot]
     cards: dict[str, Card]
     failures: list[Failure]
+    diagnosis: Diagnosis | None
 
 
 @dataclass
@@ -101,7 +104,7 @@ def card(run: Run) -> str:
     (shown,) = _shown([run])
     first = next((m for m in (*SHOWN_FIRST, *run.measures) if m in run.measures), None)
     drawn = picture(curves(shown, measures=[first]), measure_card(first, shown.cards).heading) if first else Markup("")
-    return tag("div", verdict(shown, brief=True), last_values(shown), drawn)
+    return tag("div", brief(shown), last_values(shown), drawn)
 
 
 # ---------------------------------------------------------------------------------------------------------- the page
@@ -110,8 +113,16 @@ def _shown(runs: Sequence[Run]) -> list[Shown]:
     """Runs with their names, colours and data."""
     named = plotdata.labelled(runs)
     look = run_looks(named)
-    return [Shown(name, run, look[name].colour, plotdata.frame_of(run), run.snapshots, cards_of(run), run.failures)
+    return [Shown(name, run, look[name].colour, plotdata.frame_of(run), run.snapshots, cards_of(run), run.failures, _verdict(run))
             for name, run in named.items()]
+
+
+def _verdict(run: Run) -> Diagnosis | None:
+    """Return the verdict; None if nothing has been measured."""
+    try:
+        return diagnose(run)
+    except SelectionError:
+        return None
 
 
 def _header(shown: Sequence[Shown], names: str, titles: Iterable[str]) -> Markup:
@@ -124,12 +135,13 @@ def _header(shown: Sequence[Shown], names: str, titles: Iterable[str]) -> Markup
 
 def _sections(shown: Sequence[Shown], album: Album) -> Iterable[tuple[str, Markup]]:
     """Yield title and content of each section."""
-    yield "Verdict", joined(verdict(s, several=len(shown) > 1) for s in shown)
+    yield "Verdict", opening(shown, album)
     if len(shown) > 1:
         yield "What differs", settings([(s.name, s.run.settings) for s in shown], differing=True)
+    yield "Evidence and caveats", tag("div", *(evidence(s, several=len(shown) > 1) for s in shown), class_="columns")
     yield "Measures over training", _curves(shown, album)
     yield "Layers and time", _heat(shown, album)
-    yield "Profiles over layers", joined(_profiles(s, album, len(shown)) for s in shown)
+    yield "Profiles over layers", _columns(_profiles(s, album, len(shown)) for s in shown)
     yield "Features", featured.of_runs(shown, album)
     yield "Are layers alike?", featured.compared(shown, album)
     yield "Matrices and spectra", _matrices(shown, album)
@@ -143,6 +155,14 @@ def _sections(shown: Sequence[Shown], album: Album) -> Iterable[tuple[str, Marku
     yield "References", references(shown)
 
 
+def _columns(parts: Iterable[Markup]) -> Markup:
+    """Put parts beside each other where the page is wide enough."""
+    filled = [part for part in parts if part]
+    if len(filled) < 2:
+        return joined(filled)
+    return tag("div", *(tag("div", part) for part in filled), class_="columns")
+
+
 def _curves(shown: Sequence[Shown], album: Album) -> Markup:
     """Section of measures over training."""
     from richter.report import figures
@@ -154,8 +174,13 @@ def _curves(shown: Sequence[Shown], album: Album) -> Markup:
         if len(shown) == 1:
             parts.append(album.page(f"curves-{heading}", lambda m=measures: figures.curves(shown[0], measures=m), bands))  # type: ignore[misc]
         else:
-            parts += [album.page(f"compare-{m}", lambda m=m: figures.compare(by_name, m), _compared(by_name, m, cards))  # type: ignore[misc]
-                      for m in measures]
+            whole = [m for m in measures if not _layers_of(by_name, m) - {WHOLE}]
+            several = [m for m in measures if m not in whole]
+            pages = [album.page(f"compare-{heading}", lambda w=whole: figures.compare_whole(by_name, w),  # type: ignore[misc]
+                                "Of the whole model: one panel per measure, one colour per run.")] if whole else []
+            pages += [album.page(f"compare-{m}", lambda m=m: figures.compare(by_name, m), _compared(by_name, m, cards))  # type: ignore[misc]
+                      for m in several]
+            parts.append(tag("div", *pages, class_="flow"))
     return joined(parts)
 
 
@@ -171,8 +196,12 @@ def _sentences(measures: Sequence[str], kept: Mapping[str, Card]) -> Markup:
     return tag("details", tag("summary", "What each measure says"), tag("ul", *lines, class_="soft")) if lines else Markup("")
 
 
+def _layers_of(runs: Mapping[str, Shown], measure: str) -> set[str]:
+    return {k for s in runs.values() for k in s.frame.layer[s.frame.measure == measure]}
+
+
 def _compared(runs: Mapping[str, Shown], measure: str, kept: Mapping[str, Card]) -> str:
-    layers = len({k for s in runs.values() for k in s.frame.layer[s.frame.measure == measure]})
+    layers = len(_layers_of(runs, measure))
     few = f" 12 of {layers} layers are shown, evenly spaced over depth; the heat maps below show all." if layers > 12 else ""
     return f"{measure_card(measure, kept).heading}: one panel per layer, one colour per run.{few}"
 
@@ -203,17 +232,18 @@ def _profiles(s: Shown, album: Album, runs: int) -> Markup:
     owner = f"{s.name}: " if runs > 1 else ""
     return joined([
         tag("h3", f"{owner}profiles") if owner else Markup(""),
-        album.page(f"profiles-{owner}", lambda: figures.profiles(s, list(drawn)), "Each measure over the layers, from early "
-                   "steps (light) to late ones (dark). A point marks the peak; a bar marks all layers that may be the peak."),
+        album.page(f"profiles-{owner}", lambda: figures.profiles(s, list(drawn), across=3 if runs == 1 else 2),
+                   "Each measure over the layers, from early steps (light) to late ones (dark). A point marks the peak; a bar "
+                   "marks all layers that may be the peak."),
         tag("details", tag("summary", "Layers where each measure is largest at the end"), tag("ul", *peaks, class_="soft"))])
 
 
 def _matrices(shown: Sequence[Shown], album: Album) -> Markup:
     """Section of matrices."""
-    parts = [part for s in shown for part in _matrices_of(s, album, len(shown))]
+    parts = [_columns(joined(_matrices_of(s, album, len(shown))) for s in shown)]
     about = ("Red is positive, blue negative; each matrix has its own scale, written below it. In a wide matrix, a point is the "
              "largest entry of its block.")
-    return joined([tag("p", about, class_="soft"), *parts]) if parts else Markup("")
+    return joined([tag("p", about, class_="soft"), *parts]) if any(parts) else Markup("")
 
 
 def _matrices_of(s: Shown, album: Album, runs: int) -> Iterable[Markup]:
@@ -231,7 +261,7 @@ def _matrices_of(s: Shown, album: Album, runs: int) -> Iterable[Markup]:
         part = f" {len(drawn)} of {len(layers)} layers are shown." if i == 0 and len(drawn) < len(layers) else ""
         yield tag("h3", f"{owner}layer {k}")
         pictures = album.page(f"matrices-{owner}{k}", lambda k=k: figures.matrices(run, k), f"Feature matrices {when}.{part}")  # type: ignore[misc]
-        yield tag("div", pictures, _spectra(s, k, album, owner), class_="pair")
+        yield tag("div", pictures, _spectra(s, k, album, owner, across=1 if runs == 1 else 3), class_="pair")
     if plotdata.specialisations(run):
         yield tag("h3", f"{owner}specialisation of the outputs' kernels")
         yield album.page(f"specialisation-{owner}", lambda: figures.specialisation(run),
@@ -242,8 +272,11 @@ def _matrices_of(s: Shown, album: Album, runs: int) -> Iterable[Markup]:
         yield _spectra(s, WHOLE, album, owner)
 
 
+<<<<<<< HEAD
 def _spectra(s: Shown, layer: str, album: Album, owner: str) -> Markup:
     """Spectra of the matrices of a layer."""
+=======
+def _spectra(s: Shown, layer: str, album: Album, owner: str, across: int = 1) -> Markup:
     from richter.report import figures
     try:
         names = plotdata.stored(s.run, layer)
@@ -253,7 +286,7 @@ def _spectra(s: Shown, layer: str, album: Album, owner: str) -> Markup:
     if width > plotdata.SPECTRUM or len(names) > SPECTRA:
         return tag("p", f"Spectra are left out for matrices wider than {plotdata.SPECTRUM}, and for layers with more than "
                         f"{SPECTRA} arrays. Draw them with richter.report.figures.spectra(run, {layer!r}).", class_="soft")
-    return album.page(f"spectra-{owner}{layer}", lambda: figures.spectra(s.run, layer, across=1),
+    return album.page(f"spectra-{owner}{layer}", lambda: figures.spectra(s.run, layer, across),
                       "Leading eigenvalues at the first and the last step.")
 
 

@@ -108,6 +108,24 @@ def profile_panel(ax: Axes, layers: Sequence[str], profiles: Sequence[Profile], 
     return top
 
 
+def profile_lines(ax: Axes, profiles: Mapping[str, Mapping[str, float]], looks: Mapping[str, LineStyle], title: str) -> None:
+    """Draw a value over the layers, one curve for each run."""
+    layers = list(dict.fromkeys(k for values in profiles.values() for k in values))
+    for name, values in profiles.items():
+        at = [i for i, k in enumerate(layers) if k in values]
+        ax.plot(at, [values[layers[i]] for i in at], looks[name].style, color=looks[name].colour, marker="o", markersize=4)
+    marks = plotdata.chosen(range(len(layers)), 7)
+    names = short_names(layers, 12)
+    ax.set_xticks(marks, [names[layers[i]] for i in marks])
+    numbers = [v for values in profiles.values() for v in values.values()]
+    if numbers and min(numbers) > 0 and max(numbers) > 20 * min(numbers):
+        ax.set_yscale("log")
+        decade_ticks(ax, "y")
+    ax.set_xlabel("layer")
+    ax.grid(alpha=0.7)
+    ax.set_title(shortened(title))
+
+
 def _heights(ax: Axes, lines: Sequence[CurveData], card: Card) -> None:
     """Set limits from the values and a typical error, so that one wide band does not flatten the curves."""
     if not lines:

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from richter.core import WHOLE, Card, Failure, SelectionError
+from richter.core import WHOLE, Card, Failure
 from richter.instrument.snapshot import Snapshot, shown
-from richter.instrument.verdict import MOVED, LayerVerdict, diagnose
+from richter.instrument.verdict import LAYER_BANDS, MOVED, Diagnosis, LayerVerdict
 from richter.measures.cards import card
 from richter.report import plotdata
 from richter.report.claims import told
@@ -35,51 +35,60 @@ class Named(Protocol):
     def cards(self) -> Mapping[str, Card]: ...
     @property
     def failures(self) -> list[Failure]: ...
+    @property
+    def diagnosis(self) -> Diagnosis | None: ...
+
+
+BAR = (0.01, 10.0)  # ends of the scale of the bars
 
 
 # ------------------------------------------------------------------------------------------------------------ verdict
 
-def verdict(s: Named, several: bool = False, brief: bool = False) -> Markup:
-    """Write the verdict with its evidence, and the verdict of each layer."""
-    chip = _status(s.run.status)
-    swatch = tag("span", class_="swatch", style=f"border-color:{s.colour}") if several else ""
-    line = tag("h3", swatch, s.name, chip) if several or brief else ""
-    try:
-        d = diagnose(s.run)
-    except SelectionError:
-        words = "Nothing has been measured yet." if s.run.status == "running" else "Nothing was measured in this run."
+def evidence(s: Named, several: bool = False) -> Markup:
+    """Write what the verdict rests on: step and margin, evidence, caveats, advice, and the numbers of each layer."""
+    line = tag("h3", tag("span", class_="swatch", style=f"border-color:{s.colour}"), s.name) if several else ""
+    d = s.diagnosis
+    if d is None:
         failures = [tag("li", str(failure)) for failure in s.failures]
-        return tag("div", line, tag("p", words, "" if line else chip), tag("ul", *failures) if failures else "", class_="verdict")
-    number = tag("span", f"magnitude {d.magnitude}", class_="magnitude") if d.magnitude else ""
-    sentence = tag("p", number, d.verdict[:1].upper() + d.verdict[1:], "" if line else chip)
-    measured = tag("div", d.measured[:1].upper() + d.measured[1:], class_="soft")
-    if brief:
-        return tag("div", line, sentence, measured)
+        return tag("div", line, tag("ul", *failures) if failures else "", class_="evidence")
+    measured = tag("p", d.measured[:1].upper() + d.measured[1:] + ".")
     lines = [tag("li", line) for line in d.lines]
-    layers = tag("div", _layers(d.layers), class_="scroll") if d.layers else Markup("")
-    if several and layers:
-        layers = tag("details", tag("summary", f"{len(d.layers)} layers"), layers)
-    return tag("div", line, sentence, measured, tag("ul", *lines) if lines else "", layers, class_="verdict")
+    return tag("div", line, measured, tag("ul", *lines) if lines else "",
+               tag("div", _layers(d.layers), class_="scroll") if d.layers else "", class_="evidence")
 
 
-def _status(status: str) -> Markup:
-    kind = status if status in ("running", "finished") else "trouble"
-    return tag("span", status, class_=f"chip {kind}")
+def brief(s: Named) -> Markup:
+    """Write the verdict in a few lines, for notebooks."""
+    d = s.diagnosis
+    line = tag("h3", s.name, tag("span", s.run.status, class_="chip"))
+    if d is None:
+        return tag("div", line, tag("p", "Nothing has been measured yet."))
+    number = tag("span", f"magnitude {d.magnitude}", class_="magnitude") if d.magnitude else ""
+    return tag("div", line, tag("p", number, d.verdict[:1].upper() + d.verdict[1:]),
+               tag("div", d.measured[:1].upper() + d.measured[1:], class_="soft"))
 
 
 def _layers(layers: Sequence[LayerVerdict]) -> Markup:
     rows = [[called(v.layer), tag("span", v.words, class_=v.verdict.replace(" ", "-")), _bar(v.evidence.get(MOVED, math.nan)),
-             v.numbers] for v in layers]
-    return table(["layer", "verdict", f"{MOVED}, 0 to 1", "evidence"], rows)
+             tag("span", v.numbers, class_="soft")] for v in layers]
+    return table(["layer", "verdict", MOVED, "evidence"], rows, class_="layers")
 
 
 def _bar(change: float) -> Markup:
+    """Draw a change on a logarithmic scale, with marks where a layer stops to be lazy and where it is rich."""
     if not math.isfinite(change):
         return Markup("")
-    width = 120 * min(max(change, 0.0), 1.0)
-    return tag("svg", tag("rect", width="120", height="8", fill="#e8ecef"),
-               tag("rect", width=f"{width:.1f}", height="8", fill="#0072b2"),
-               class_="bar", width="120", height="18", viewBox="0 -6 120 18", role="img", aria_label=f"{change:.2f}")
+    place = [_share(v) for v in (change, LAYER_BANDS[0][0], LAYER_BANDS[-1][0])]
+    marks = [tag("rect", x=f"{120 * x:.1f}", y="-3", width="1", height="14", class_="mark") for x in place[1:]]
+    picture = tag("svg", tag("rect", width="120", height="8", class_="track"),
+                  tag("rect", width=f"{120 * place[0]:.1f}", height="8", class_="fill"), *marks,
+                  class_="bar", width="120", height="18", viewBox="0 -6 120 18", role="img", aria_label=f"{change:.2g}")
+    return tag("span", picture, f"{change:.2g}", class_="measured")
+
+
+def _share(change: float) -> float:
+    low, high = BAR
+    return min(max(math.log(max(change, low) / low) / math.log(high / low), 0.0), 1.0)
 
 
 # -------------------------------------------------------------------------------------------------------- last values

@@ -25,6 +25,13 @@ STATIC = Path(__file__).parent / "static"
 STORED = 2 ** 20  # bytes of a stored image that a page embeds
 
 PAGE_FONT = 'text{font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif !important}'
+# Greys and dark colours of a figure, and what they become on a dark page; images in the figure keep their colours.
+DARK = {"#ffffff": "#16191d", "#222222": "#dfe4ea", "#333333": "#c9ced6", "#444444": "#b4bbc5", "#555555": "#8b939f",
+        "#707070": "#98a1ad", "#8a8a8a": "#7d8590", "#d8d8d8": "#2d333b", "#0072b2": "#4fa8e0", "#009e73": "#1fc29a",
+        "#d55e00": "#f07b3a", "#cc79a7": "#de92bd", "#000000": "#e8e8e8"}
+_RECOLOURED = "".join(f"[style*='{kind}: {light}']{{{kind}:{dark} !important}}" for light, dark in DARK.items()
+                      for kind in ("fill", "stroke"))
+DARK_STYLE = f"@media (prefers-color-scheme:dark){{text:not([style*='fill']){{fill:#dfe4ea}}{_RECOLOURED}}}"
 
 
 def svg_text(figure: Figure) -> str:
@@ -39,7 +46,7 @@ def svg_text(figure: Figure) -> str:
 def picture(figure: Figure, words: str) -> Markup:
     """Return a figure as an embedded image, in the font of the page. A browser runs no script in an image and loads nothing for
     it, whatever text it contains. ``words``: the alternative text."""
-    text = svg_text(figure).replace("</style>", f"{PAGE_FONT}</style>", 1)
+    text = svg_text(figure).replace("</style>", f"{PAGE_FONT}{DARK_STYLE}</style>", 1)
     width, height = (round(96 * inches) for inches in figure.get_size_inches())
     return image("svg", text.encode(), words, width=width, height=height)
 
