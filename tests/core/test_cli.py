@@ -221,7 +221,7 @@ def test_the_demo_ends_with_a_report_of_both_runs(tmp_path: Path, capsys: pytest
         stored = {(k, n) for k, n, _ in run.arrays}
         assert {(k, n) for k in layers for n in ("nfm", "agop", "feature_gram")} <= stored  # for the tabs Matrices and Compare
         assert run.has("kappa_cka")  # Features
-        assert {"loss", "train_accuracy", "test_accuracy"} <= set(run.names)
+        assert {"loss", "train_accuracy", "test_accuracy"} <= set(run.scalar_names)
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [

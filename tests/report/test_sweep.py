@@ -38,7 +38,7 @@ def slow(runs: dict[str, Run]) -> list[dict[str, Any]]:
     """The same from whole frames, one cell after the other."""
     rows = []
     for name, run in runs.items():
-        frame, scalars, d = run.frame, run.scalars, diagnose(run)
+        frame, scalars, d = run.frame, run.scalar_frame, diagnose(run)
         last = frame[(frame.step == max(frame.step)) & (frame.layer == "*") & frame.value.notna()]
         cells = {r.measure: r.value for r in last.itertuples()}
         cells |= {n: scalars[n].dropna().iloc[-1] for n in scalars.columns if n != "step"}

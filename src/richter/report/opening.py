@@ -139,7 +139,7 @@ def _told(s: Opened, several: bool) -> Markup:
 def _panels(shown: Sequence[Opened], album: Pages) -> Markup:
     measured = [s for s in shown if s.diagnosis and s.diagnosis.magnitude]
     moved = [s for s in shown if MOVED in s.run.measures]
-    loss = next((n for n in LOSS for s in shown if n in s.run.names or s.run.has(n)), None)
+    loss = next((n for n in LOSS for s in shown if n in s.run.scalar_names or s.run.has(n)), None)
     colours = {s.name: LineStyle("#222222" if len(shown) == 1 else s.colour) for s in shown}
     parts = []
     if measured:
@@ -165,8 +165,8 @@ def _loss(shown: Sequence[Opened], name: str, colours: dict[str, LineStyle]) -> 
     from richter.report.panels import scalar_panel
     lines = {}
     for s in shown:
-        if name in s.run.names:
-            series = s.run.scalar(name)
+        if name in s.run.scalar_names:
+            series = s.run.scalars(name)
             lines[s.name] = plotdata.CurveData(series.step.astype(float), series.value, series.error)
         elif s.run.has(name) and WHOLE in (curves := plotdata.lines(s.frame, name)):
             lines[s.name] = curves[WHOLE]
