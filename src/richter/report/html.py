@@ -272,11 +272,8 @@ def _matrices_of(s: Shown, album: Album, runs: int) -> Iterable[Markup]:
         yield _spectra(s, WHOLE, album, owner)
 
 
-<<<<<<< HEAD
-def _spectra(s: Shown, layer: str, album: Album, owner: str) -> Markup:
-    """Spectra of the matrices of a layer."""
-=======
 def _spectra(s: Shown, layer: str, album: Album, owner: str, across: int = 1) -> Markup:
+    """Figure of the eigenvalues of a layer's matrices."""
     from richter.report import figures
     try:
         names = plotdata.stored(s.run, layer)
