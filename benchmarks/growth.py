@@ -1,6 +1,10 @@
-"""How time and memory grow, with fitted exponents, in a figure: of a layerwise trace kernel with examples, outputs, width and
-text length; with ``--snapshots``, of the default set of a GPT-2 (transformers, from config) with tokens, layers and width. Every
-point is a process of its own, so that peaks are its own; seconds are of the processor."""
+"""How time and memory grow, with fitted exponents, in a figure. Every point is a process of its own, so that peaks are its own;
+seconds are of the processor.
+
+    python benchmarks/growth.py kernels       # a layerwise trace kernel with examples, outputs, width and text length
+    python benchmarks/growth.py snapshots     # the default set of a GPT-2 (transformers, from config): tokens, layers, width
+    python benchmarks/growth.py observed      # later snapshots of an Observer of a ViT: blocks, width, outputs
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,12 @@ KERNELS: Sweeps = {"examples n": ("n", [64, 128, 256, 512, 1024]), "outputs C": 
                    "width": ("width", [64, 128, 256, 512, 1024]), "text length T": ("T", [16, 32, 64, 128])}
 SNAPSHOTS: Sweeps = {"tokens of each of 16 texts": ("T", [8, 16, 32, 64]), "layers": ("layers", [1, 2, 4, 8]),
                      "width": ("width", [32, 64, 128, 256])}
+OBSERVED: Sweeps = {"blocks": ("blocks", [6, 12, 24, 48]), "width": ("width", [64, 128, 256, 512]),
+                    "outputs": ("outputs", [8, 16, 32, 64])}
+SWEEPS = {"kernels": KERNELS, "snapshots": SNAPSHOTS, "observed": OBSERVED}
 TITLES = {"kernels": "Layerwise trace kernels: MLP 784-256x3-10 (n = 128), and a GPT of 2 blocks for T (n = 16)",
-          "snapshots": "The default set of a GPT-2: 2 layers of 64, 1,000 tokens, 16 texts of 16 tokens"}
+          "snapshots": "The default set of a GPT-2: 2 layers of 64, 1,000 tokens, 16 texts of 16 tokens",
+          "observed": "Later snapshots of a ViT: 6 blocks of 64, 17 tokens, 10 outputs, 32 images, 16 of them for kernels"}
 
 
 def kernel(setting: dict[str, int]) -> Callable[[], object]:
@@ -52,16 +60,39 @@ def snapshot(setting: dict[str, int]) -> Callable[[], object]:
     return lambda: richter.measure(model, richter.Probe(ids, ids), initial=initial, output=lambda out: out.logits)
 
 
+def observed(setting: dict[str, int]) -> Callable[[], object]:
+    import itertools
+
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification
+
+    import richter
+    s = {"blocks": 6, "width": 64, "outputs": 10, **setting}
+    config = ViTConfig(image_size=32, patch_size=8, hidden_size=s["width"], num_hidden_layers=s["blocks"],
+                       num_attention_heads=s["width"] // 32, intermediate_size=4 * s["width"], num_labels=s["outputs"])
+    model = ViTForImageClassification(config).eval()
+    probe = richter.Probe(torch.randn(32, 3, 32, 32), torch.arange(32) % s["outputs"], kernel_examples=16)
+    watch, steps = richter.Observer(model, probe, when=1, budget=None), itertools.count()
+
+    def work() -> None:
+        watch(next(steps))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.01 * p.std(correction=0) * torch.randn_like(p))
+    return work
+
+
 def point(what: str, setting: dict[str, int]) -> dict[str, float]:
-    """Seconds (of kernels, the faster of two warm runs; of a snapshot, with the survey) and peak bytes."""
+    """Seconds (of kernels and observed snapshots, the fastest of the runs after the first; of a snapshot, with the survey) and
+    peak bytes."""
     import torch
     from memory import peak
     torch.manual_seed(0)
-    work = {"kernels": kernel, "snapshots": snapshot}[what](setting)
+    work = {"kernels": kernel, "snapshots": snapshot, "observed": observed}[what](setting)
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
     times = []
-    for _ in range({"kernels": 3, "snapshots": 2}[what]):
+    for _ in range({"kernels": 3, "snapshots": 2, "observed": 4}[what]):
         start = time.process_time()
         work()
         times.append(time.process_time() - start)
@@ -103,17 +134,17 @@ def draw(sweeps: Sweeps, found: dict[str, dict[str, list[float]]], title: str, f
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=list(SWEEPS), nargs="?", default="kernels")
     parser.add_argument("--figure", type=Path, default=Path("growth.png"))
-    parser.add_argument("--snapshots", action="store_true")
-    parser.add_argument("--point")
+    parser.add_argument("--point", help="one setting, as JSON")
     asked = parser.parse_args()
-    what = "snapshots" if asked.snapshots else "kernels"
+    what = asked.what
     if asked.point:
         print(json.dumps(point(what, json.loads(asked.point))))
         return
-    sweeps, found = SNAPSHOTS if asked.snapshots else KERNELS, {}
-    again = [sys.executable, __file__, *(["--snapshots"] if asked.snapshots else []), "--point"]
+    sweeps, found = SWEEPS[what], {}
+    again = [sys.executable, __file__, what, "--point"]
     for name, (key, values) in sweeps.items():
         points = [json.loads(subprocess.run([*again, json.dumps({key: v})], check=True, capture_output=True,
                                             text=True).stdout.splitlines()[-1]) for v in values]

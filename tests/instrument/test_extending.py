@@ -228,7 +228,7 @@ class Within(Statistic):
         return Wants(outputs=True, backward=False)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        return Classes(len(subject.Y[0]))  # type: ignore[index]
+        return Classes(len(subject.targets.Y[0]))  # type: ignore[index]
 
 
 @dataclass

@@ -201,7 +201,7 @@ class LossGradient(Cotangents):
 
     def lacking(self, subject: Any) -> str:
         """Reason why there is no loss; empty if there is one."""
-        return "" if subject.objective is not None else "the probe has no labels"
+        return "" if subject.targets.objective is not None else "the probe has no labels"
 
     def prepare(self, subject: Any) -> Cotangents:
         """Return a copy with the gradient of the subject's loss."""

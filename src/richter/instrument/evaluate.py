@@ -536,7 +536,7 @@ def cost_plan(subject: Subject, plan: Plan) -> CostPlan:
 def _passes(subject: Subject, wants: Mapping[Key, Wants], due: Mapping[Key, Wants]) -> float:
     """Count passes: one forward pass for all that is gathered, a backward pass for each cotangent, and those that statistics make
     by themselves, shared ones once."""
-    backward = {c: subject.number(c, "mean") for (_, c), w in due.items() if w.backward}
+    backward = {c: subject.targets.number(c, "mean") for (_, c), w in due.items() if w.backward}
     networks = 2 if ProbePass(subject, tuple(due.values())).initial else 1
     again = FORWARD if subject.survey.anew else 0.0  # checkpointed blocks go forward once more for every backward pass
     audit = AUDIT if subject.audit is not None else 0.0

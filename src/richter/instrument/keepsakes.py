@@ -95,7 +95,7 @@ class Reader:
         self.names = list(self.widths)  # in the order of the forward pass; of layers that read the same the first; outputs last
         self.notes = {k: "it can only be read one example at a time" for k in featured if k not in maps}  # no features, and why
         self.notes |= {k: "what it reads differs in size between examples, or was written over" for k in self.maps
-                       if k not in self.widths} | subject.refused
+                       if k not in self.widths} | subject.masks.refused
         if len(self.widths) == 1 and subject.layers is not None:
             raise SelectionError(f"layers={subject.layers!r}: none of them reads features. Lookups read indices; this model has: "
                                  f"{', '.join(survey.maps)}.")

@@ -94,7 +94,7 @@ class Measurement:
                 except OutOfRange:
                     self.plans.clear()
                     subject.widen()
-            labels = None if subject.objective is None else subject.objective.labels
+            labels = None if subject.targets.objective is None else subject.targets.objective.labels
         seconds = time.perf_counter() - begun
         return Snapshot(tuple(rows), step, work.notes, seconds, subject.probe.n, seconds / subject.pass_seconds, work.arrays,
                         labels)

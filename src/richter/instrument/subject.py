@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -49,14 +49,14 @@ class Subject:
                  output: Output | None, errors: bool = True) -> None:
         self.model, self.probe, self.initial, self.layers = model, probe, initial, layers
         self.allowed, self.output, self.errors = memory, output, errors
-        self.counted: Tensor | None = None  # "n k", False at outputs that do not count; None: all do
         self.frugal = False  # are sums kept as what they are made of, where that takes less room?
         self.wide = False  # its products leave the range of single precision: they are computed in double
         self._read_model()
         self.memo = SurveyMemo()
         self._known: Any = None  # what a plan rests on besides the architecture
-        self._initial_outputs: Tensor | None = None  # of the initial network on the examples of the survey
-        self._around: Any = None  # what it has besides its weights
+        self.start: Start | None = None  # the initial network, if it is known
+        self.targets = Targets(0)
+        self.masks = Masks()
         self.measured = 0  # how often
         self.audit: Audit | None = None  # what is looked at again in this measurement
         self.origin: tuple[str, ...] = ()  # of which network, on which examples: what is kept is kept for each
@@ -66,14 +66,14 @@ class Subject:
         self.previous: dict[str, Any] = {}  # by statistic, cotangents and place: values at the last recorded snapshot
         self.carried: dict[str, Any] = {}  # and those of now, for the next one
         self.step: int | None = None  # of training, at which it is measured
-        self.moved = ""  # what is to be said of token labels
         self.forwards = Forwards()  # that were made anyway
 
     @property
     def fixed(self) -> int:
         """Bytes that any measurement of a large model takes: copies of weights and gradients, by which one sees
         that nothing was disturbed, and arrays of the probe."""
-        held = [t for t in (self.counted, self.__dict__.get("Y"), self._initial_outputs) if isinstance(t, Tensor)]
+        arrays = (self.targets.counted, self.targets.Y, None if self.start is None else self.start.f)
+        held = [t for t in arrays if t is not None]
         need = self._copied_bytes + sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}.values())
         return need if need > SMALL else 0
 
@@ -86,7 +86,7 @@ class Subject:
         """The model as it is now. Is anything but its numbers other than the last time? A survey of a plain model is taken as it
         was, because what is captured is audited, and only one in UNTRUSTED times, or if one is to ``look``, looked at by
         itself."""
-        self._forget("drift", "drifted", "loss_gradient", "then")  # computed once
+        self._forget("loss_gradient")  # computed once
         self.forwards, self.carried, self.shared = Forwards(), {}, {}
         self.measured += 1
         self.audit = Audit()
@@ -133,46 +133,25 @@ class Subject:
 
     def _read_matrices(self) -> None:
         """Read the weights of all maps now and at initialisation."""
-        self.W = Widened(self.survey.matrices, self.widened)
-        self.W0 = Widened({} if self.initial is None else self._matrices_then(), self.widened)
+        before, self.start = self.start, None
+        if self.initial is not None:
+            self.start = Start.of(self.network, self.initial, self.copied, self.few)
+            if before is None or not self.start.is_like(before):
+                self.kept.clear()
+        then = {} if self.start is None else self.start.matrices
+        double, grouped = self.errors or self.wide, {k for k, m in self.survey.maps.items() if m.kind == "grouped"}
+        self.matrices = Matrices(Widened(self.survey.matrices, double), Widened(then, double), grouped)
 
     def _prepare(self) -> None:
         """Prepare what depends on the architecture alone."""
         self.kept.clear()
-        self.numbers: dict[tuple[Cotangents, Use], int] = {}  # of cotangents
-        self._forget("tokens", "refused")
         self._read_probe()
         self.units = units_of(self.model, self.survey)
         self.maps = self.selected([k for k, m in self.survey.maps.items() if m.kind in MAP_KINDS])
         self.modules = self.selected(list(dict.fromkeys(u.module for u in self.units)))
+        self._read_mask()
         check_selection(self)
         give_back(weight_bytes(self.model))
-
-    @cached_property
-    def then(self) -> State | None:
-        """The initial state, if it is known. Buffers that have moved are those of now: an initial mean of 0, or a first guess
-        of a singular vector, is that of no network that was ever trained."""
-        if self.initial is None:
-            return None
-        return state_of(self.model, {k: v for k, v in self.initial.items() if k not in self.drifted}, self.copied, self.state)
-
-    @cached_property
-    def drifted(self) -> list[str]:
-        """Buffers that have moved, and are not understood."""
-        initial, known = self.initial or {}, understood(self.model)
-        return [k for k, b in self.model.named_buffers(remove_duplicate=False)
-                if k in initial and k not in known and not same_bits(b, initial[k].to(b))]
-
-    @cached_property
-    def drift(self) -> Remark:
-        """Remark on buffers that changed since initialisation, if they have an effect."""
-        if not self.drifted or self._initial_outputs is None:
-            return Remark()
-        given = replace(self.network, state=state_of(self.model, self.initial, self.copied)).run(self.few, record=False)
-        if given.f.shape == self._initial_outputs.shape and torch.equal(given.f, self._initial_outputs):
-            return Remark()
-        return Remark(text=f"{MOVED_BUFFERS} ({few_of(self.drifted)}): the initial network is taken with those of now, so what "
-                           f"they did is not in this number")
 
     @property
     def groups(self) -> int:
@@ -181,9 +160,9 @@ class Subject:
 
     def initially(self) -> Subject:
         """Return the subject with the initial weights."""
-        assert self.then is not None
+        assert self.start is not None
         other = self._changed("initial")
-        other.state, other.W = self.then, self.W0
+        other.state, other.matrices = self.start.state, replace(self.matrices, W=self.matrices.W0)
         return other
 
     def on_held_out(self) -> Subject:
@@ -192,8 +171,8 @@ class Subject:
         other = self._changed("held_out")
         other.probe = self.probe.held_out
         other.audit = self.audit and self.audit.part("held_out")
-        other._forget("tokens", "refused")
         other._read_probe()
+        other._read_mask()
         return other
 
     def let_go(self) -> None:
@@ -212,39 +191,13 @@ class Subject:
         other = copy.copy(self)
         other.origin = (*self.origin, *how)
         other._forget("loss_gradient", "kernel_rows")  # what is computed once of what changes
-        other.numbers, other.shared = {}, {}
+        other.shared = {}
         return other
-
-    @cached_property
-    def tokens(self) -> dict[str, Positions]:
-        """Tokens at the positions of each map, if some tokens are masked; looked at once for an architecture."""
-        mask = self.probe.mask
-        if mask is None or bool(mask.all()):
-            return {}
-        return positions_of(self.network, self.few, self.maps, mask.shape[1])
-
-    @cached_property
-    def refused(self) -> dict[str, str]:
-        """Maps whose masked positions cannot be told, and why: they have no averages over positions."""
-        return {k: p.refused for k, p in self.tokens.items() if p.refused}
 
     @property
     def remarks(self) -> dict[str, str]:
         """Remarks on the probe in this model, by layer; of masked positions, if somebody has asked for them."""
-        notes = {k: p.note for k, p in self.__dict__.get("tokens", {}).items() if p.note}
-        return notes | {WHOLE: self.moved} if self.moved else notes
-
-    def real(self, name: str, rows: slice, positions: int) -> Tensor | None:
-        """Positions of a map that count for some rows of the probe, "n s"; None: all of them."""
-        if name not in self.tokens:
-            return None
-        mine = self.tokens[name]
-        if mine.tokens is not None and len(mine.tokens) != positions:
-            self.refused[name] = (f"it has {positions} positions on some examples and {len(mine.tokens)} on the first ones, so "
-                                  f"which of them are masked tokens cannot be told. Leave mask= out, or the layer.")
-            return None
-        assert self.probe.mask is not None
-        return mine.real(self.probe.mask[rows].to(self.device), positions)
+        return self.masks.notes | ({WHOLE: self.targets.note} if self.targets.note else {})
 
     def _forget(self, *names: str) -> None:
         """Forget cached values, so that they are computed again."""
@@ -258,14 +211,9 @@ class Subject:
 
     @property
     def initial_network(self) -> Network:
-        """Network with its initial weights."""
-        assert self.then is not None
-        return replace(self.network, state=self.then)
-
-    def plain(self, name: str) -> tuple[Tensor, Tensor | None]:
-        """Return the matrices of ``pair`` without copying them."""
-        grouped = self.survey.maps[name].kind == "grouped"
-        return self.pair(name) if grouped else (self.W.matrices[name], self.W0.matrices.get(name))
+        """The network at initialisation."""
+        assert self.start is not None
+        return replace(self.network, state=self.start.state)
 
     @property
     def single(self) -> bool:
@@ -294,37 +242,12 @@ class Subject:
         parts = self.maps if kind == "read" else list(dict.fromkeys(u.module for u in self.wanted)) if kind == "module" else []
         return [*parts, *([WHOLE] if kind == "model" or (parts and self.layers is None) else [])]
 
-    def pair(self, name: str, most: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """The matrix now and then, grouped ones as one block-diagonal matrix; those of more than ``most`` entries as they lie."""
-        info = self.survey.maps[name]
-        grouped = info.kind == "grouped"
-        if most is not None and not grouped and math.prod(info.shape) > most:
-            return self.plain(name)
-        W, W0 = self.W[name], self.W0.get(name)
-        return (torch.block_diag(*W), None if W0 is None else torch.block_diag(*W0)) if grouped else (W, W0)
-
-    def number(self, cotangents: Cotangents, use: Use) -> int:
-        """How many cotangents there are for each example."""
-        if (cotangents, use) not in self.numbers:
-            Y = None if self.Y is None or not cotangents.looks else self.Y[:1]
-            self.numbers[cotangents, use] = cotangents.count(self.survey.outputs, use, Y)
-        return self.numbers[cotangents, use]
-
-    def rowwise(self, cotangents: Cotangents, use: Use, block: slice = slice(None), among: Tensor | None = None) -> RowCotangents:
-        """Cotangents for some rows of the probe (or of those ``among`` it), zero at outputs that do not count."""
-        def V(f: Tensor, rows: slice) -> Tensor:
-            mine = torch.arange(rows.start, rows.stop) if among is None else among[rows]
-            Y = None if self.Y is None or not cotangents.looks else self.Y[mine].to(f.device)
-            values = cotangents.rows(f, Y, mine.tolist(), block, use)
-            return values if self.counted is None else values * self.counted[mine].to(values)
-        return V
-
     @cached_property
     def loss_gradient(self) -> Tensor:
         """n dL/df "n k" of the probe's loss, by a forward pass of all examples."""
-        if self.objective is None:
+        if self.targets.objective is None:
             raise SelectionError("loss_gradient needs a probe with labels, or a loss that needs none: Probe(x, y, loss=...).")
-        return self.objective.gradient(self.outputs(self.x))
+        return self.targets.objective.gradient(self.outputs(self.x))
 
     def outputs(self, x: Any) -> Tensor:
         """f "n ..." of these examples, without a graph."""
@@ -367,32 +290,14 @@ class Subject:
             check_labels(self.probe.n, self.survey.outputs, self.memory, self.allowed)
         shape = torch.Size((self.probe.n, *self.survey.shape))
         self.probe, note = aligned(self.network, self._first_inputs(), self.probe, shape)
-        self.moved = note or self.moved
-        self.Y, self.counted = self.probe.targets(shape)
-        self.objective = Objective.of(self.probe, shape, self.Y, self.counted)
+        Y, counted = self.probe.targets(shape)
+        objective = Objective.of(self.probe, shape, Y, counted)
+        self.targets = Targets(self.survey.outputs, Y, counted, objective, note or self.targets.note)
 
-    # ------------------------------------------------------------------------------------------------------- checks
-
-    def _matrices_then(self) -> dict[str, Tensor]:
-        """Initial weights of all maps, from a pass of the initial network."""
-        seen = (network := self.initial_network).run(self.few)
-        if not torch.isfinite(seen.f).all():
-            raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
-                               "on it. Is this the state at initialisation?")
-        others = [b for k, b in self.model.named_buffers()
-                  if (k not in (self.initial or {}) or k in self.drifted) and b.layout is torch.strided]
-        before, self._around = self._around, (settings(self.model), fingerprint(others) if others else "")
-        if self._around != before or self._initial_outputs is None or not torch.equal(seen.f, self._initial_outputs):
-            self.kept.clear()  # more than weights makes a network: attributes, buffers that are not saved
-        self._initial_outputs = seen.f.detach()
-        matrices = {c.name: c.map.matrix(c.module, c.weight.detach()) for c in seen.calls}
-        later = {k: m for k, m in self.survey.maps.items() if k not in matrices and m.weight is not None}  # not used by the first
-        matrices |= {k: network.state[str(m.weight)].detach().flatten()[m.index].view(m.shape) for k, m in later.items()}
-        return matrices
-
-    def widened(self, W: Tensor) -> Tensor:
-        """Errors are differences of near numbers: they take float64."""
-        return W.double() if self.errors or self.wide else W.to(torch.promote_types(W.dtype, torch.float32))
+    def _read_mask(self) -> None:
+        mask = self.probe.mask
+        masked = mask is not None and not bool(mask.all())
+        self.masks = Masks(mask, self.network, self.few, self.maps) if masked else Masks()
 
     def selected(self, names: list[str]) -> list[str]:
         """Names that the user's choice of layers selects."""
@@ -403,29 +308,175 @@ class Subject:
         return [k for k in names if any(matches(k, pattern) for pattern in self.layers)]
 
 
+# ------------------------------------------------------------------------------------------------- parts of a subject
+
+
 class Widened(Mapping[str, Tensor]):
     """Matrices in the precision in which they are computed with: of small ones all are kept, of large ones none, because they
     would be several times the model."""
 
-    def __init__(self, matrices: Mapping[str, Tensor], wide: Callable[[Tensor], Tensor]) -> None:
-        self.matrices, self.wide = matrices, wide
-        self.kept: dict[str, Tensor] | None = {} if sum(W.numel() for W in matrices.values()) <= KEPT else None
+    def __init__(self, plain: Mapping[str, Tensor], double: bool) -> None:
+        self.plain, self.double = plain, double
+        self.kept: dict[str, Tensor] | None = {} if sum(W.numel() for W in plain.values()) <= KEPT else None
+
+    def wide(self, W: Tensor) -> Tensor:
+        """Errors are differences of near numbers: they take float64."""
+        return W.double() if self.double else W.to(torch.promote_types(W.dtype, torch.float32))
 
     def __getitem__(self, name: str) -> Tensor:
         if self.kept is None:
-            return self.wide(self.matrices[name])
+            return self.wide(self.plain[name])
         if name not in self.kept:
-            self.kept[name] = self.wide(self.matrices[name])
+            self.kept[name] = self.wide(self.plain[name])
         return self.kept[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self.matrices
+        return name in self.plain
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.matrices)
+        return iter(self.plain)
 
     def __len__(self) -> int:
-        return len(self.matrices)
+        return len(self.plain)
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The matrices of all maps, now and at initialisation."""
+
+    W: Widened
+    W0: Widened
+    grouped: Set[str]  # maps with one matrix for each group of channels
+
+    def pair(self, name: str, most: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """The matrix now and then, grouped ones as one block-diagonal matrix; those of more than ``most`` entries as they lie."""
+        grouped = name in self.grouped
+        if most is not None and not grouped and self.W.plain[name].numel() > most:
+            return self.plain(name)
+        W, W0 = self.W[name], self.W0.get(name)
+        return (torch.block_diag(*W), None if W0 is None else torch.block_diag(*W0)) if grouped else (W, W0)
+
+    def plain(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """Return the matrices of ``pair`` without copying them."""
+        return self.pair(name) if name in self.grouped else (self.W.plain[name], self.W0.plain.get(name))
+
+
+@dataclass(frozen=True)
+class Start:
+    """The initial network, with the buffers of now where they have moved and are not understood: an initial mean of 0, or a first
+    guess of a singular vector, is that of no network that was ever trained."""
+
+    network: Network
+    state: State
+    few: Any  # the examples of the survey
+    given: State  # the initial state, with its own buffers
+    drifted: list[str]  # buffers that have moved, and are not understood
+    f: Tensor  # its outputs on these examples
+    matrices: dict[str, Tensor]
+    around: Any  # what it has besides its weights
+
+    @classmethod
+    def of(cls, network: Network, weights: Mapping[str, Tensor], copied: set[str], few: Any) -> Start:
+        """``network``: the network now; ``weights``: a state_dict; ``copied``: parameters that the forward pass writes into."""
+        model, known = network.model, understood(network.model)
+        drifted = [k for k, b in model.named_buffers(remove_duplicate=False)
+                   if k in weights and k not in known and not same_bits(b, weights[k].to(b))]
+        state = state_of(model, {k: v for k, v in weights.items() if k not in drifted}, copied, network.state)
+        then = replace(network, state=state)
+        seen = then.run(few)
+        if not torch.isfinite(seen.f).all():
+            raise CaptureError("the network with the initial= weights gives NaN or Inf on the probe, so nothing can be centred "
+                               "on it. Is this the state at initialisation?")
+        matrices = {c.name: c.map.matrix(c.module, c.weight.detach()) for c in seen.calls}
+        matrices |= {k: state[m.weight].detach().flatten()[m.index].view(m.shape) for k, m in network.survey.maps.items()
+                     if k not in matrices and m.weight is not None}  # maps that the first examples do not use
+        others = [b for k, b in model.named_buffers() if (k not in weights or k in drifted) and b.layout is torch.strided]
+        around = settings(model), fingerprint(others) if others else ""
+        given = state_of(model, weights, copied) if drifted else state
+        return cls(then, state, few, given, drifted, seen.f.detach(), matrices, around)
+
+    def is_like(self, other: Start) -> bool:
+        """Is it the same network? More than weights makes one: attributes, buffers that are not saved."""
+        return self.around == other.around and torch.equal(self.f, other.f)
+
+    @cached_property
+    def drift(self) -> Remark:
+        """Remark on buffers that changed since initialisation, if they have an effect."""
+        if not self.drifted:
+            return Remark()
+        f = replace(self.network, state=self.given).run(self.few, record=False).f
+        if f.shape == self.f.shape and torch.equal(f, self.f):
+            return Remark()
+        return Remark(text=f"{MOVED_BUFFERS} ({few_of(self.drifted)}): the initial network is taken with those of now, so what "
+                           f"they did is not in this number")
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The labels of the probe as the outputs have them, and cotangents for them."""
+
+    outputs: int
+    Y: Tensor | None = None  # "n k"
+    counted: Tensor | None = None  # "n k", False at outputs that do not count; None: all do
+    objective: Objective | None = None
+    note: str = ""  # what is to be said of token labels
+    _numbers: dict[tuple[Cotangents, Use], int] = field(default_factory=dict)
+
+    def number(self, cotangents: Cotangents, use: Use) -> int:
+        """How many cotangents there are for each example."""
+        if (cotangents, use) not in self._numbers:
+            Y = None if self.Y is None or not cotangents.looks else self.Y[:1]
+            self._numbers[cotangents, use] = cotangents.count(self.outputs, use, Y)
+        return self._numbers[cotangents, use]
+
+    def rowwise(self, cotangents: Cotangents, use: Use, block: slice = slice(None), among: Tensor | None = None) -> RowCotangents:
+        """Cotangents for some rows of the probe (or of those ``among`` it), zero at outputs that do not count."""
+        def V(f: Tensor, rows: slice) -> Tensor:
+            mine = torch.arange(rows.start, rows.stop) if among is None else among[rows]
+            Y = None if self.Y is None or not cotangents.looks else self.Y[mine].to(f.device)
+            values = cotangents.rows(f, Y, mine.tolist(), block, use)
+            return values if self.counted is None else values * self.counted[mine].to(values)
+        return V
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The positions of each map that count, if the probe masks some tokens; looked at when they are first asked for."""
+
+    mask: Tensor | None = None  # "n T"; None: every token counts
+    network: Network | None = None
+    few: Any = None
+    maps: Sequence[str] = ()
+
+    @cached_property
+    def tokens(self) -> dict[str, Positions]:
+        """Tokens at the positions of each map."""
+        if self.mask is None or self.network is None:
+            return {}
+        return positions_of(self.network, self.few, self.maps, self.mask.shape[1])
+
+    @cached_property
+    def refused(self) -> dict[str, str]:
+        """Maps whose masked positions cannot be told, and why: they have no averages over positions."""
+        return {k: p.refused for k, p in self.tokens.items() if p.refused}
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """Remarks on maps, if somebody has asked for their positions."""
+        return {k: p.note for k, p in self.__dict__.get("tokens", {}).items() if p.note}
+
+    def real(self, name: str, rows: slice, positions: int) -> Tensor | None:
+        """Positions of a map that count for some rows of the probe, "n s"; None: all of them."""
+        if name not in self.tokens:
+            return None
+        mine = self.tokens[name]
+        if mine.tokens is not None and len(mine.tokens) != positions:
+            self.refused[name] = (f"it has {positions} positions on some examples and {len(mine.tokens)} on the first ones, so "
+                                  f"which of them are masked tokens cannot be told. Leave mask= out, or the layer.")
+            return None
+        assert self.mask is not None
+        assert self.network is not None
+        return mine.real(self.mask[rows].to(self.network.device), positions)
 
 
 # -------------------------------------------------------------------------------------------------------------- checks

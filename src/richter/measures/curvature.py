@@ -175,9 +175,9 @@ def early_step(model: nn.Module, probe: Probe, lr: float) -> EarlyStep:
         raise SelectionError(f"lr={lr!r}: the learning rate of a step must be above 0.")
     H = hessian(model, probe)
     subject = H.subject
-    if subject.Y is None:
+    if subject.targets.Y is None:
         raise SelectionError(f"{NO_LABELS}, but a step is compared along the labels. Give class ids or targets.")
-    y = centred(subject.Y.double(), subject.counted)
+    y = centred(subject.targets.Y.double(), subject.targets.counted)
     then = copy.deepcopy(subject.model)
     with torch.no_grad():
         moved = H.parts(H.theta - lr * H.gradient)
@@ -189,7 +189,7 @@ def early_step(model: nn.Module, probe: Probe, lr: float) -> EarlyStep:
     flips, units = _flips(H, after)
     w = subject.loss_gradient.double()
     return EarlyStep(after.gradient - before.gradient, -lr * before(H.gradient), -lr * H(before.gradient),
-                     cosine(y, centred(w, subject.counted)), flips, units)
+                     cosine(y, centred(w, subject.targets.counted)), flips, units)
 
 
 def _flips(*networks: Hessian) -> tuple[int, int]:

@@ -214,7 +214,7 @@ def _read(subject: Subject, name: str) -> Iterator[tuple[Float[Tensor, "n s p"],
         chunk.look()
         if not torch.isfinite(h).all():
             raise SelectionError(f"layer {name!r}: {NOT_FINITE}. Has the training diverged?")
-        real = subject.real(name, chunk.rows, h.shape[1])
-        if name in subject.refused:
-            raise SelectionError(f"layer {name!r}: {subject.refused[name]}")
+        real = subject.masks.real(name, chunk.rows, h.shape[1])
+        if name in subject.masks.refused:
+            raise SelectionError(f"layer {name!r}: {subject.masks.refused[name]}")
         yield h, None if real is None else real.bool().to(h.device)

@@ -101,7 +101,7 @@ class Hessian(ParameterVectors):
     def fisher(self, v: Float[Tensor, " p"]) -> Float[Tensor, " p"]:
         """Multiply by the Fisher matrix of cross-entropy, the sum over the probe's examples of J^T (diag(p) - p p^T) J. Outputs
         that do not count (tokens or examples without a label) are left out."""
-        classes, counted = self.subject.survey.shape[-1], self.subject.counted
+        classes, counted = self.subject.survey.shape[-1], self.subject.targets.counted
         if classes < 2:
             raise SelectionError(f"{ONE_CLASS}. It needs a network with an output for each class.")
         if no_classes(self.subject):
@@ -114,7 +114,7 @@ class Hessian(ParameterVectors):
     @property
     def softmaxes(self) -> int:
         """Number of examples or tokens over which the mean loss is taken."""
-        counted, classes = self.subject.counted, self.subject.survey.shape[-1]
+        counted, classes = self.subject.targets.counted, self.subject.survey.shape[-1]
         return (self.w.numel() if counted is None else int(counted.sum())) // classes
 
     @contextmanager
@@ -282,7 +282,7 @@ def hessian(model: nn.Module, probe: Probe, weights: Float[Tensor, "n k"] | None
         subject.audit = None
         if subject.survey.accumulates:
             raise SelectionError(f"H_w of this model cannot be computed: {HIDDEN}.")
-        if weights is None and subject.objective is None:
+        if weights is None and subject.targets.objective is None:
             raise SelectionError(f"{NO_LABELS}, so there is no loss whose gradient could weight the outputs: give labels, or "
                                  f"weights= of shape [examples, outputs].")
         w = subject.loss_gradient.double() / subject.probe.n if weights is None else weights

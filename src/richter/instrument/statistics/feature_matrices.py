@@ -271,7 +271,7 @@ class _OfWeight(Simple):
         if place not in subject.maps:
             raise Missing(APART)
         through = None if bases is None else bases[place]
-        W, W0 = subject.pair(place, TILE if statistic.weights or statistic.lying else None) if through is None else (
+        W, W0 = subject.matrices.pair(place, TILE if statistic.weights or statistic.lying else None) if through is None else (
             through.W, through.W0)
         if statistic.initial and W0 is None:
             raise Missing(NO_INITIAL)

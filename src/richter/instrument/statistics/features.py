@@ -47,7 +47,7 @@ class Features(Statistic):
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         maps = _readable(subject)
-        numbers = sum(subject.survey.maps[k].positions * subject.pair(k)[0].shape[1] for k in maps)
+        numbers = sum(subject.survey.maps[k].positions * subject.matrices.pair(k)[0].shape[1] for k in maps)
         return Wants(tuple(maps), backward=False, reads=True, held=8 * subject.probe.n * numbers,
                      what=f"what {len(maps)} layers read on {subject.probe.n} examples")
 
@@ -80,8 +80,8 @@ class _Features(Gathering):
     def value(self, place: str, without: Group | None = None) -> Float[Tensor, "n d"]:
         if place not in self.rows:
             raise Missing(APART if place not in self.subject.maps else NO_FEATURES)
-        if place in self.subject.refused:
-            raise Missing(self.subject.refused[place], Mark.REFUSED)
+        if place in self.subject.masks.refused:
+            raise Missing(self.subject.masks.refused[place], Mark.REFUSED)
         rows = [h for _, h in sorted(self.rows[place].items())]
         if sum(map(len, rows)) != self.subject.probe.n or len({h.shape[1] for h in rows}) != 1:
             raise Missing("not every example reads as much in this layer, so its features are no matrix")
@@ -150,7 +150,7 @@ class Layers:
     @cached_property
     def targets(self) -> Float[Tensor, "m k"]:
         """Targets of all rows that count."""
-        Y = self.subject.Y
+        Y = self.subject.targets.Y
         assert Y is not None  # or it would not be planned
         return Y.reshape(-1, self.C)[self.counted.flatten().to(Y.device)]
 
@@ -162,7 +162,7 @@ class Layers:
     @property
     def whole(self) -> Bool[Tensor, "n t k"]:
         """Mask of the outputs that count."""
-        shape, counted = (self.subject.probe.n, self.tokens, self.C), self.subject.counted
+        shape, counted = (self.subject.probe.n, self.tokens, self.C), self.subject.targets.counted
         return torch.ones(1, dtype=torch.bool).expand(shape) if counted is None else counted.reshape(shape).cpu()
 
     @cached_property
@@ -173,7 +173,7 @@ class Layers:
     @property
     def lacking(self) -> str:
         """Why no layer has features beside outputs and targets; "" if some may."""
-        if self.subject.Y is None:
+        if self.subject.targets.Y is None:
             return NO_LABELS
         return PARTLY if bool((self.whole.any(2) != self.counted).any()) else ""
 
@@ -219,8 +219,8 @@ class Layers:
             raise Missing(APART)
         if self.reasons[place]:
             raise Missing(self.reasons[place])
-        if place in subject.refused:
-            raise Missing(subject.refused[place], Mark.REFUSED)
+        if place in subject.masks.refused:
+            raise Missing(subject.masks.refused[place], Mark.REFUSED)
         return place
 
     def parts(self, reading: Reading) -> Iterator[tuple[str, FeatureRows]]:
@@ -399,7 +399,7 @@ class ClassMeans(_OfLayers):
         about = self.about[name][0 if without is None else 1 + without[1]]
         if about is None:
             raise Missing(NO_FRAME)
-        W = subject.pair(name)[0]
+        W = subject.matrices.pair(name)[0]
         about.weight = W.to(about.V) if name in subject.survey.readouts and len(W) == self.layers.C else None
         return about
 

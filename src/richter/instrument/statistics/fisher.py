@@ -201,8 +201,8 @@ class Fisher(Derived):
             raise SelectionError(f"draws={self.draws}: the error of a Fisher information is that of draws left out, and takes 3.")
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        if subject.objective is None or subject.objective.classes is None:
-            return ONE_CLASS if subject.survey.shape[-1:] == (1,) and subject.objective is not None else NO_CLASSES
+        if subject.targets.objective is None or subject.targets.objective.classes is None:
+            return ONE_CLASS if subject.survey.shape[-1:] == (1,) and subject.targets.objective is not None else NO_CLASSES
         if subject.survey.shape[-1] < 2:
             return ONE_CLASS
         t = Tangents(subject, cotangents)
@@ -243,8 +243,8 @@ class FisherSketch(OfKernels):
 def _sketched(t: Tangents) -> Iterator[tuple[str, Estimate]]:
     """Yield the estimate of each module from random combinations, with all groups of examples left out in turn."""
     subject = t.subject
-    assert subject.Y is not None
-    Y, counted = subject.Y[t.rows].double(), None if subject.counted is None else subject.counted[t.rows]
+    assert subject.targets.Y is not None
+    Y, counted = subject.targets.Y[t.rows].double(), None if subject.targets.counted is None else subject.targets.counted[t.rows]
     without = [left(t.n, ("examples", g)) for g in range(t.groups["examples"])]
     sets = [(keep, _energy(Y[keep], None if counted is None else counted[keep]))
             for keep in (torch.ones(t.n, dtype=torch.bool), *without)]
@@ -316,7 +316,7 @@ class FisherMatrix(Statistic):
 
 def no_classes(subject: Subject) -> bool:
     """Are there labels, and are they no classes? Without labels the outputs may be logits: no label enters the matrix."""
-    return subject.objective is not None and subject.objective.classes is None
+    return subject.targets.objective is not None and subject.targets.objective.classes is None
 
 
 def fisher_times(f: Float[Tensor, "n k"], places: Sequence[Tensor], vectors: Sequence[Tensor], classes: int

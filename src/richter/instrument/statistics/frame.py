@@ -447,7 +447,7 @@ class Reading:
     @property
     def Y(self) -> Tensor | None:
         """Targets "n k"; None if the probe has none."""
-        return None if self.subject.Y is None else self.subject.Y[self.rows]
+        return None if self.subject.targets.Y is None else self.subject.targets.Y[self.rows]
 
     def groups(self) -> list[tuple[int, slice]]:
         """Every example belongs to the group of its number."""
@@ -498,11 +498,12 @@ class Reading:
             c = flat(plain)
         else:
             assert before is not None
-            c = replace(before, W=self.subject.pair(name)[0].to(before.W), h=_nothing(before.h), g=torch.zeros_like(before.g))
+            W = self.subject.matrices.pair(name)[0].to(before.W)
+            c = replace(before, W=W, h=_nothing(before.h), g=torch.zeros_like(before.g))
         if before is not None:
             c = replace(c, W0=before.W, h0=before.h, g0=before.g)
         elif self.before is not None:
-            c = replace(c, W0=self.subject.pair(name)[1], h0=_nothing(c.h), g0=torch.zeros_like(c.g))
+            c = replace(c, W0=self.subject.matrices.pair(name)[1], h0=_nothing(c.h), g0=torch.zeros_like(c.g))
         return _masked(c, self.kept(name, c.g.shape[2]))
 
     def _projected(self, name: str, Q: Any) -> LayerCapture:
@@ -514,7 +515,7 @@ class Reading:
     def kept(self, name: str, positions: int) -> Tensor | None:
         """Positions of a map that count, "n s"; None: all."""
         if (name, positions) not in self._kept:
-            self._kept[name, positions] = self.subject.real(name, self.rows, positions)
+            self._kept[name, positions] = self.subject.masks.real(name, self.rows, positions)
         return self._kept[name, positions]
 
 
@@ -573,7 +574,7 @@ class ProbePass:
     @property
     def initial(self) -> bool:
         """Return whether the initial network runs beside the current one."""
-        return any(w.initial for w in self.wants) and self.subject.then is not None
+        return any(w.initial for w in self.wants) and self.subject.start is not None
 
     @cached_property
     def sizes(self) -> tuple[int, int, int]:
@@ -640,7 +641,7 @@ class ProbePass:
         if asked:  # examples have no axis in these: by torch.func.vmap where the model allows it, else one by one
             families = self._families([e for e in entries if e.wants.maps and not e.wants.hears])
             together = subject.survey.vectorised and all(e.wants.backward for family in families.values() for e in family)
-            number = max(subject.number(c, "mean") for c in families)
+            number = max(subject.targets.number(c, "mean") for c in families)
             self._round(network, families, self.side_by_side(asked, number) if together else 1, asked, share)
         if calls:
             families = self._families([e for e in entries if e.wants.hears and set(calls) & set(e.wants.maps)])
@@ -660,7 +661,7 @@ class ProbePass:
         shared = at_once > 1 and any(k not in subject.survey.batched for k in maps)  # all cotangents go through vmap together
         blocks = {}
         for c, family in families.items():
-            number = subject.number(c, "mean")
+            number = subject.targets.number(c, "mean")
             whole = shared or not any(e.wants.backward for e in family)
             blocks[c] = steps(number, number if whole else self.block(number, at_once))
         for chunk in chunks(network, subject.x, size, maps=maps, hears=hears, share=share, title="measuring"):
@@ -696,7 +697,7 @@ class ProbePass:
                 chunk.look()
             return Reading(self.subject, rows, block, last, networks[0], {}, None)
         reads = any(e.wants.reads and not e.wants.optional for e in family)
-        V = self.subject.rowwise(cotangents, "mean", block)
+        V = self.subject.targets.rowwise(cotangents, "mean", block)
         now, *before = (chunk.ask(V(chunk.f, rows), reads, more) for chunk in networks)
         return Reading(self.subject, rows, block, last, networks[0], now, before[0] if before else None)
 

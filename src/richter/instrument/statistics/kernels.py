@@ -82,7 +82,7 @@ class Tangents:
         subject = self.subject
         self.whole_gradients: dict[Any, Mapping[str, Tensor]] = {}
         self.rows = subject.kernel_rows
-        self.n, self.v = len(self.rows), subject.number(self.cotangents, "kernel")
+        self.n, self.v = len(self.rows), subject.targets.number(self.cotangents, "kernel")
         self.units = subject.wanted
         self.maps = list(dict.fromkeys(k for u in self.units for k in u.maps))
 
@@ -95,9 +95,10 @@ class Tangents:
             v: int | None = None) -> Job:
         """Kernel computation of some units on the kernel examples."""
         subject, chosen = self.subject, cotangents or self.cotangents
-        V = subject.rowwise(chosen, "kernel", among=self.rows)
+        V = subject.targets.rowwise(chosen, "kernel", among=self.rows)
         network = replace(subject.network, audit=subject.audit and subject.audit.part("kernels"))
-        return Job(network, units, V, v or subject.number(chosen, "kernel"), outputs, self.n, self.n, chunk=subject.probe.chunk)
+        v = v or subject.targets.number(chosen, "kernel")
+        return Job(network, units, V, v, outputs, self.n, self.n, chunk=subject.probe.chunk)
 
     @cached_property
     def by_module(self) -> dict[str, list[Unit]]:
@@ -198,7 +199,7 @@ class Tangents:
 
     def anew(self, outputs: Form, cotangents: Cotangents | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield (module, kernel), computed for as many modules at a time as have room."""
-        v = self.v if cotangents is None else self.subject.number(cotangents, "kernel")
+        v = self.v if cotangents is None else self.subject.targets.number(cotangents, "kernel")
         for units, room in progress(self.turns(outputs, v), title="kernels"):
             yield from kernels(self.job(units, outputs, cotangents), self.x, None, room).items()
 
@@ -240,14 +241,14 @@ class Tangents:
 
         def V() -> Tensor:
             f = subject.outputs(self.x).reshape(self.n, -1)  # cotangents may depend on it
-            rows = subject.rowwise(self.cotangents, "kernel", among=self.rows)
+            rows = subject.targets.rowwise(self.cotangents, "kernel", among=self.rows)
             return rows(f, slice(0, self.n)).to(subject.home, torch.float64)
 
-        keep = None if subject.counted is None else subject.counted[self.rows].to(subject.home)
-        if subject.Y is None:
+        keep = None if subject.targets.counted is None else subject.targets.counted[self.rows].to(subject.home)
+        if subject.targets.Y is None:
             nothing = torch.full((self.n, subject.survey.outputs), math.nan, dtype=torch.float64, device=subject.home)
             return KernelTargets(None, self.cotangents.labels(nothing, keep, V)[1])
-        return KernelTargets(*self.cotangents.labels(subject.Y[self.rows].to(subject.home), keep, V))
+        return KernelTargets(*self.cotangents.labels(subject.targets.Y[self.rows].to(subject.home), keep, V))
 
     def summed(self, parts: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the kernels of modules, then their sum as that of the whole model, if all modules are measured."""

@@ -121,7 +121,7 @@ class Bases(dict[str, Through | None]):
 
     def __missing__(self, name: str) -> Through | None:
         subject = self.subject
-        self[name] = Through(*subject.plain(name), subject.widened) if self._size(name)[1] else None
+        self[name] = Through(*subject.matrices.plain(name), subject.matrices.W.wide) if self._size(name)[1] else None
         return self[name]
 
     def gram(self, name: str) -> Tensor:
@@ -137,7 +137,7 @@ class Bases(dict[str, Through | None]):
         info, n = self.subject.survey.maps[name], self.subject.probe.n
         groups, o, i = info.shape if info.kind == "grouped" else (1, *info.shape[:2])
         shape, rows = (groups * o, groups * i), n * info.positions * min(self.subject.survey.outputs, ASKED)
-        return shape, size(shape, 1 + (name in self.subject.W0), rows)
+        return shape, size(shape, 1 + (name in self.subject.matrices.W0), rows)
 
     def rank(self, name: str) -> int:
         """How many numbers of g are kept at a position."""
@@ -314,7 +314,7 @@ class Moment(Statistic):
     rows: Callable[[LayerCapture], Tensor] | None = None  # "v n s r" of which block is the sum of products, if it is one
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        return NO_INITIAL if self.initial and subject.then is None else cotangents.lacking(subject) or self
+        return NO_INITIAL if self.initial and subject.start is None else cotangents.lacking(subject) or self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         sizes = [self._bytes(subject, cotangents, k) for k in subject.maps]
@@ -331,15 +331,15 @@ class Moment(Statistic):
         sums = 8 * (GROUPS + 2) * self._halves(subject, cotangents) * r * r
         if not subject.frugal or self.rows is None:
             return sums, 0
-        rows = subject.itemsize * subject.probe.n * info.positions * subject.number(cotangents, "mean") * r
+        rows = subject.itemsize * subject.probe.n * info.positions * subject.targets.number(cotangents, "mean") * r
         return sums, rows if rows < sums else 0
 
     def _halves(self, subject: Subject, cotangents: Cotangents) -> int:
         """2 if random outputs are added up in two halves, for a standard error; otherwise 1."""
-        return 2 if self.halves and not cotangents.exact and subject.number(cotangents, "mean") > 1 else 1
+        return 2 if self.halves and not cotangents.exact and subject.targets.number(cotangents, "mean") > 1 else 1
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
-        number, halves, n = subject.number(cotangents, "mean"), self._halves(subject, cotangents), subject.probe.n
+        number, halves, n = subject.targets.number(cotangents, "mean"), self._halves(subject, cotangents), subject.probe.n
 
         def empty(name: str) -> GroupSums:
             if not subject.frugal or not self._bytes(subject, cotangents, name)[1]:
@@ -426,8 +426,8 @@ class MomentGathering(Gathering):
     def value(self, place: str, without: Group | None = None) -> Any:
         if place not in self.sums:
             raise Missing(APART)
-        if place in self.subject.refused:
-            raise Missing(self.subject.refused[place], Mark.REFUSED)
+        if place in self.subject.masks.refused:
+            raise Missing(self.subject.masks.refused[place], Mark.REFUSED)
         if place in self.apart:
             raise Missing("the initial network sends other positions of some examples to this layer (routing), so what is asked "
                           "of them now and then cannot be subtracted")

@@ -77,8 +77,8 @@ class NetworkPair:
     """The network now and the initial one as they are compared, for all gatherings of a measurement."""
 
     def __init__(self, subject: Subject) -> None:
-        assert subject.then is not None
-        self.subject, self.first = subject, subject.then
+        assert subject.start is not None
+        self.subject, self.start, self.first = subject, subject.start, subject.start.state
         self._few_runs: dict[bool, Pass] = {}  # initially?
 
     # ------------------------------------------------------------------------------------------------- the networks
@@ -340,7 +340,7 @@ class OfNetworkPair(Statistic):
     holds: Literal["", "change", "features"] = ""
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        return NO_INITIAL if subject.then is None else self
+        return NO_INITIAL if subject.start is None else self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
         (each, change, least), batched = network_pair(subject).sizes, subject.survey.batched
@@ -381,7 +381,7 @@ class Linearisation(PairGathering):
     mode; backward twice; or what every linear map read and is asked."""
 
     def __init__(self, subject: Subject) -> None:
-        super().__init__(subject, subject.drift)
+        super().__init__(subject, network_pair(subject).start.drift)
         self.sums = torch.zeros(self.pair.groups, 3, dtype=torch.float64)
         self.counts = torch.zeros(self.pair.groups)
         self.moved, self.failure = False, ""
@@ -465,7 +465,7 @@ class Linearisation(PairGathering):
     def _pushed(self, reading: Reading) -> tuple[Tensor, Tensor] | None:
         """The change of the outputs "n k", and J0 dw; zero at outputs that do not count. The pass of the initial network serves
         the others."""
-        way, wide, counted, chunk = self.way[0], self.pair.wide, self.subject.counted, reading.chunk
+        way, wide, counted, chunk = self.way[0], self.pair.wide, self.subject.targets.counted, reading.chunk
         then, tangent = self._product(WAYS[way], chunk.x, chunk.rows.start)
         if not self._holds(chunk, tangent):
             if not self.pair.norms and self.cotangents.exact:
@@ -485,7 +485,7 @@ class Linearisation(PairGathering):
         biases = {b: own for b, own in survey.biases.items() if b in v}
         names = list(dict.fromkeys([*maps, *(k for own in biases.values() for k in own)]))
         loose = [k for k in v if k not in biases and k not in survey.structured]
-        chunk = Chunk(subject.initial_network, now.x, now.rows, names, subject.rowwise(self.cotangents, "mean"), loose)
+        chunk = Chunk(subject.initial_network, now.x, now.rows, names, subject.targets.rowwise(self.cotangents, "mean"), loose)
         f = chunk.f
         linear = f.new_zeros(len(chunk.V), now.n)
         for i in range(len(chunk.V)):
@@ -572,15 +572,15 @@ def masked_read(subject: Subject, name: str, calls: Sequence[Call], rows: slice)
     if reading is None:
         return None
     h, positions = reading
-    keep = subject.real(name, rows, h.shape[1]) if positions else None
-    return None if name in subject.refused else (h, keep)
+    keep = subject.masks.real(name, rows, h.shape[1]) if positions else None
+    return None if name in subject.masks.refused else (h, keep)
 
 
 class FeatureChange(PairGathering):
     """1 - CKA of what each hidden layer read then and reads now, by layer."""
 
     def __init__(self, subject: Subject) -> None:
-        super().__init__(subject, subject.drift)
+        super().__init__(subject, network_pair(subject).start.drift)
         survey = subject.survey
         self.hidden = {k: m for k, m in survey.batched.items() if m.kind in ("dense", "grouped") and k not in survey.given}
         self.partial = NOTHING_TO_SAY  # what is to be said if not all rows have room
@@ -621,7 +621,7 @@ class FeatureChange(PairGathering):
         self.tokens = _evenly(real.cpu(), int(tokens * share))
         if share < 1:
             self.partial = Remark(Mark.ESTIMATED, f"from {share:.0%} of the rows: memory= holds no more")
-        return {k: [] for k in names if k not in subject.refused}
+        return {k: [] for k in names if k not in subject.masks.refused}
 
     def _read(self, name: str, calls: Mapping[str, Sequence[Call]], rows: slice, group: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return what a map read, "rows d", and the groups of the rows."""
@@ -702,7 +702,7 @@ class FunctionChange(PairGathering):
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
-        self.maps = [k for k in subject.maps if k not in subject.survey.readouts and k in subject.W0]
+        self.maps = [k for k in subject.maps if k not in subject.survey.readouts and k in subject.matrices.W0]
         self.sums: dict[str, Tensor] = {}  # squares "groups 2" of the norms, of maps that examples reach
         self.kept: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
 
@@ -712,7 +712,7 @@ class FunctionChange(PairGathering):
             return self.kept[name]
         subject, info = self.subject, self.subject.survey.maps[name]
         large = info.entries > KEPT and info.kind != "grouped"  # a difference of near numbers is exact in any precision
-        W, W0 = subject.plain(name) if large else (subject.W[name], subject.W0[name])
+        W, W0 = subject.matrices.plain(name) if large else (subject.matrices.W[name], subject.matrices.W0[name])
         assert W0 is not None
         scale = self.pair.scales.get(str(info.weight), 1.0)
         W = W if scale == 1 else W * scale
@@ -755,7 +755,7 @@ class FunctionChange(PairGathering):
         squares, keep = list[Tensor](), None
         for i, written in enumerate(remade(c, matrices, self.pair.dtype)):
             z = by_example(written, n, layout).flatten(2)
-            keep = self.subject.real(name, rows, z.shape[1]) if i == 0 else keep
+            keep = self.subject.masks.real(name, rows, z.shape[1]) if i == 0 else keep
             z = z if bias is None else z.add_(bias[i].to(z))  # it was made here
             z = z if keep is None else z.mul_(keep.to(z)[..., None])
             squares.append(torch.linalg.vector_norm(z.flatten(1), dim=1).cpu().double().square())
@@ -770,8 +770,8 @@ class FunctionChange(PairGathering):
             raise Missing(READOUT, Mark.TRIVIAL)
         if place not in self.sums:
             raise Missing("no example of the probe reached this layer", Mark.IDLE)
-        if place in subject.refused:
-            raise Missing(subject.refused[place], Mark.REFUSED)
+        if place in subject.masks.refused:
+            raise Missing(subject.masks.refused[place], Mark.REFUSED)
         squares = self.sums[place]
         keep = [g for g in range(len(squares)) if without is None or g != without[1]]
         change, first = squares[keep].sum(0).sqrt().tolist()

@@ -128,9 +128,9 @@ class Products(ParameterVectors):
                 check_finite(f)
                 if chunk.graph.accumulates:  # on later examples only
                     raise Missing(HIDDEN)
-                if subject.counted is not None:  # outputs that do not count are constants, as their labels are
-                    f = torch.where(subject.counted[chunk.rows].to(f.device), f, 0.0)
-                Y = None if subject.Y is None else subject.Y[chunk.rows].to(f)
+                if subject.targets.counted is not None:  # outputs that do not count are constants, as their labels are
+                    f = torch.where(subject.targets.counted[chunk.rows].to(f.device), f, 0.0)
+                Y = None if subject.targets.Y is None else subject.targets.Y[chunk.rows].to(f)
                 with subject.state.in_place():  # a backward pass may run modules again
                     total += self.flat(self.product(f, Y, places, vectors))
         return total / subject.probe.n
@@ -234,7 +234,7 @@ class _Gradient(Gathering):
         maps = self.subject.survey.maps
         if place not in self.sums:
             raise Missing(APART)
-        mine, W = maps[place], self.subject.W[place]
+        mine, W = maps[place], self.subject.matrices.W[place]
         users = [place] if mine.weight is None else [k for k in self.sums if maps[k].weight == mine.weight]
         whole = W.new_zeros(int(max(maps[k].index.max() for k in users)) + 1)  # of the parameter
         for k in users:

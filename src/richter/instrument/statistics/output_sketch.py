@@ -92,12 +92,12 @@ class SketchSums(NamedTuple):
 
 def sums(t: Tangents, cotangents: Combined) -> SketchSums:
     """The sums of all examples, one after another, because all signs together may not fit."""
-    subject, k = t.subject, t.subject.survey.outputs
+    subject, k, targets = t.subject, t.subject.survey.outputs, t.subject.targets
     parts: list[tuple[Tensor, ...]] = []
     for i in t.rows:
-        keep = torch.ones(1, k, dtype=torch.float64) if subject.counted is None else subject.counted[i[None]].cpu().double()
+        keep = torch.ones(1, k, dtype=torch.float64) if targets.counted is None else targets.counted[i[None]].cpu().double()
         S = cotangents.signs_of.signs([int(i)], k, range(cotangents.draws))[:, 0].double() / cotangents.draws ** 0.5
-        Y = None if subject.Y is None else subject.Y[i[None]].cpu().double() * keep
+        Y = None if targets.Y is None else targets.Y[i[None]].cpu().double() * keep
         parts.append((keep.sum(1), S @ keep.T, *(() if Y is None else (Y.sum(1), Y.square().sum(1)))))
     number, signs, *labels = (torch.cat(p, -1).to(subject.home) for p in zip(*parts, strict=True))
     return SketchSums(number, signs, *(labels or (None, None)))
@@ -308,7 +308,7 @@ class OutputSketch(OfKernels):
     def combined(self, subject: Subject, cotangents: Cotangents) -> Tangents:
         """Tangents of the kernel examples with random combinations of outputs as cotangents."""
         draws = draws_of(cotangents, len(subject.kernel_rows))
-        t = Tangents(subject, Combined(cotangents, draws, subject.Y is not None))
+        t = Tangents(subject, Combined(cotangents, draws, subject.targets.Y is not None))
         t.held = 16 * (len(t.by_module) + 1) * (t.n * t.v) ** 2  # the small matrices of all modules, as they are and centred
         return t
 

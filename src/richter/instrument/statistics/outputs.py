@@ -75,7 +75,7 @@ class Spread(Statistic):
     place: Place = "model"
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:
-        k, arrays = subject.survey.outputs, 1 if subject.counted is None else 2
+        k, arrays = subject.survey.outputs, 1 if subject.targets.counted is None else 2
         held = 8 * k * (subject.groups * arrays + TEMPORARY)
         return Wants(outputs=True, backward=False, held=held if held > SMALL else 0, what="the mean outputs of some groups")
 
@@ -128,7 +128,7 @@ class _Spread(Gathering):
     parts: dict[int, Moments] = field(default_factory=dict)  # by group
 
     def add(self, reading: Reading) -> None:
-        home, counted = self.subject.home, self.subject.counted
+        home, counted = self.subject.home, self.subject.targets.counted
         groups, most = reading.groups(), max(1, SMALL // (8 * TEMPORARY * self.subject.survey.outputs))  # examples at a time
         real = None if counted is None else counted[reading.rows]
         for some in steps(-(-reading.chunk.n // len(groups)), most):
@@ -164,7 +164,7 @@ class Outputs(Statistic):
     place: Place = "model"
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        if subject.objective is None:
+        if subject.targets.objective is None:
             return NO_LABELS
         need, beside = self._bytes(subject), SPREAD.wants(subject, cotangents).held
         room = need <= SMALL or (1 + COPIES) * need + beside <= subject.memory * 3 // 4  # the rest is for an example
@@ -256,10 +256,10 @@ class _Outputs(Gathering):
     @cached_property
     def classes(self) -> Tensor | None:
         """Class ids of the labels; None if the loss has no classes."""
-        return None if self.subject.objective is None else self.subject.objective.classes
+        return None if self.subject.targets.objective is None else self.subject.targets.objective.classes
 
     def value(self, place: str, without: Group | None = None) -> Answers:
-        objective = self.subject.objective
+        objective = self.subject.targets.objective
         assert objective is not None
         if len(self.rows) > 1:
             self.rows = {0: torch.cat([self.rows[i] for i in sorted(self.rows)])}

@@ -153,14 +153,14 @@ class Diagonal(OfKernels):
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         t = Tangents(subject, cotangents)
         sample = self._sample(t)
-        among = f"{sample.among} that have labels" if subject.Y is not None else str(sample.among)
+        among = f"{sample.among} that have labels" if subject.targets.Y is not None else str(sample.among)
         remark = Remark(Mark.ESTIMATED, f"{len(sample.picked)} outputs drawn of {among}") if sample.drawn else Remark()
         groups = {**({"outputs": len(sample.chosen)} if sample.drawn else {}), **t.groups}
         return Estimates(lambda: self._estimates(t, sample), groups, remark)
 
     def _sample(self, t: Tangents) -> SampledOutputs:
         """All outputs through exact cotangents, else some of those that have labels; if no labels are needed, some of all."""
-        Y, draw, outputs = t.subject.Y, torch.Generator().manual_seed(t.cotangents.seed), t.subject.survey.outputs
+        Y, draw, outputs = t.subject.targets.Y, torch.Generator().manual_seed(t.cotangents.seed), t.subject.survey.outputs
         if t.cotangents.exact or (Y is None and self.labelled):
             outputs = 0 if Y is None and self.labelled else t.v
             return SampledOutputs(torch.arange(outputs), outputs, ())
@@ -174,7 +174,7 @@ class Diagonal(OfKernels):
         if not len(sample.picked):
             raise Missing(NO_LABELS)
         labels = t.labels().given if t.cotangents.exact else None
-        Y = labels if labels is not None else columns(t.subject.Y, t.rows, sample.picked).to(t.subject.home)
+        Y = labels if labels is not None else columns(t.subject.targets.Y, t.rows, sample.picked).to(t.subject.home)
         kernels = ((name, in_range(K, t.subject)) for name, K in self._kernels(t, tuple(sample.picked.tolist())))
         for name, K in t.summed(kernels):
             yield name, self._estimate(t, K, Y, sample)

@@ -47,7 +47,7 @@ class Vectors:
     outputs that count."""
 
     def __init__(self, t: Tangents) -> None:
-        self.t, self.k, self.q, self.labelled = t, t.subject.survey.outputs, t.cotangents.vectors, t.subject.Y is not None
+        self.t, self.k, self.q, self.labelled = t, t.subject.survey.outputs, t.cotangents.vectors, t.subject.targets.Y is not None
         self.dtype = torch.float64 if t.n * self.k * self.q <= SMALL else t.subject.network.dtype
         self.bits = [[np.packbits(t.cotangents.signs([i], self.k, [v]).numpy().reshape(-1) > 0) for i in t.rows.tolist()]
                      for v in range(self.q)]
@@ -65,11 +65,11 @@ class Vectors:
         """A vector before its mean is subtracted, in a tensor of its own."""
         if v < self.q:
             return self._signs(v, rows).to(self.dtype)
-        return self.t.subject.Y[self.t.rows[rows]]  # type: ignore[index]
+        return self.t.subject.targets.Y[self.t.rows[rows]]  # type: ignore[index]
 
     def _counted(self, rows: slice) -> Tensor | None:
         """Mask of the outputs that count, of these rows; None if all do."""
-        counted = self.t.subject.counted
+        counted = self.t.subject.targets.counted
         return None if counted is None else counted[self.t.rows[rows]]
 
     def _mean(self, v: int) -> float:
@@ -235,7 +235,7 @@ def compressed_bytes(t: Tangents, q: int) -> int:
     numbers = [subject.state[k].numel() for k in names]
     m = SIZES[size(subject, names, q)]
     kept = q * sum(min(p, sum(m)) for p in numbers)
-    labels = sum(numbers) if subject.Y is not None else 0
+    labels = sum(numbers) if subject.targets.Y is not None else 0
     example = 2 * subject.survey.graph + 6 * subject.survey.outputs
     held = sum(table_bytes(t, table, q + 1) for table in tables) + subject.itemsize * (kept + labels)
     rows = max((tile_rows(subject, table.d, q + 1) * (q + 1) * table.d * subject.itemsize for table in tables), default=0)
@@ -422,7 +422,7 @@ class GradientSketch(OfKernels):
             turns, alone = 1, compressed_bytes(t, q)
         else:
             turns, alone = len(t.parameter_groups(q + 1)), 3 * (q + 1) * t.largest_gradient
-        passes = turns * (1 + 2 * (q + (subject.Y is not None))) / 3 * t.n / subject.probe.n
+        passes = turns * (1 + 2 * (q + (subject.targets.Y is not None))) / 3 * t.n / subject.probe.n
         return Wants(alone=alone, what=f"estimates of kernels over {t.n} examples", passes=passes)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:

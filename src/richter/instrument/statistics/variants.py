@@ -67,7 +67,7 @@ class Initial(_Around):
     word = "initial"
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
-        return NO_INITIAL if subject.then is None else self._around(subject.initially(), cotangents)
+        return NO_INITIAL if subject.start is None else self._around(subject.initially(), cotangents)
 
     def begin(self, subject: Subject, cotangents: Cotangents, needs: tuple[Gathering, ...]) -> Gathering:
         key = (subject.origin, self, cotangents)
