@@ -20,6 +20,7 @@ BIASES = ("near the origin a network with biases has no one degree in its weight
 Times = float | Sequence[float] | Array  # a single number is one time
 SIZES = (1e-145, 1e145)  # sizes of weights whose squares and products stay within the range of float64
 LARGEST = (1e-290, 1e300)  # sizes of the largest weight for which sums and halves keep their digits
+SYMMETRIC = 1e-10  # relative to the norm; a matrix that differs more from its transpose is not symmetric
 ORDINARY = (1e-90, 1e90)  # sizes of data for which products of any three numbers, or of their inverses, stay within the range
 
 
@@ -123,6 +124,20 @@ def linear_layers(weights: Sequence[ArrayLike], correlation: ArrayLike, covarian
         raise SelectionError("correlation has a part along inputs whose variance is 0: E[x y^T] and E[x x^T] are not of the same "
                              "data.")
     return W, C, (S + S.T) / 2
+
+
+def joint_embedding(Gamma: ArrayLike, W0: ArrayLike) -> tuple[Float[Tensor, "m m"], Float[Tensor, "d m"]]:
+    """Read the covariance Gamma [m, m] of positive pairs, symmetric, and weights W0 [d, m], not zero."""
+    W, G = read(W0=(W0, "d m"), Gamma=(Gamma, "m m2"))
+    if G.shape[0] != G.shape[1] or len(W) > len(G):
+        raise SelectionError(f"Gamma is {tuple(G.shape)} and W0 {tuple(W.shape)}: Gamma [m, m] and W0 [d, m] with d at most m "
+                             f"are needed.")
+    ordinary(Gamma=G, W0=W)
+    if (G - G.T).norm() > SYMMETRIC * G.norm():
+        raise SelectionError("Gamma is not symmetric. pair_covariance(x, x2) makes it from positive pairs.")
+    if not W.any():
+        raise SelectionError("W0 is zero: the flow starts at a saddle, which no gradient leaves. Start from small weights.")
+    return (G + G.T) / 2, W
 
 
 def moving(a0: ArrayLike, b0: ArrayLike) -> tuple[Float[Tensor, " p"], Float[Tensor, " p"]]:
