@@ -27,6 +27,7 @@ CONVERGENCE = "Features at convergence"
 FEATURE_COUNTS = "How many features there are"
 NEURAL_COLLAPSE = "Neural collapse"
 RANKS = "How many directions the weights use"
+EMBEDDINGS = "How many dimensions the embedding uses"
 ANSWERS = "What the network answers on the probe"
 PANELS: dict[str, str] = {  # heading -> guide for reading the panel
     MOVEMENT:
@@ -60,6 +61,9 @@ PANELS: dict[str, str] = {  # heading -> guide for reading the panel
         "From small initial weights a network goes from saddle to saddle: it leaves the origin along directions in which deep "
         "layers have rank one, and each drop of the loss adds directions. Random initial weights, and those of a lazy network, "
         "have many directions.",
+    EMBEDDINGS:
+        "Joint-embedding methods learn their embedding one dimension at a time: the rank rises by one with each step of the "
+        "loss. An embedding that stays in few directions has collapsed.",
     ANSWERS:
         "Whether the network is training at all: a loss that falls, an accuracy above chance, outputs that differ between "
         "examples.",
