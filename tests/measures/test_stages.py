@@ -521,3 +521,13 @@ def test_losses_without_stages_or_numbers_are_shown_all_the_same(tmp_path: Path)
     assert set(seen) == {f"{name}_loss" for name in strange if name != "nan"}
     assert all(len(s) == 0 for s in seen.values())
     assert "flat_loss: no stages" in report([runs.load(tmp_path / "strange")], tmp_path / "report.html").read_text()
+
+
+def test_a_drop_that_lies_between_two_points_is_located() -> None:
+    """The loss of a contrastive training, which falls within the first three points."""
+    loss = [5.14, 4.79, 4.18, 4.17, 3.96, 3.98, 3.95, 3.95, 3.87, 3.88, 3.86, 3.84, 3.84, 3.86, 3.84, 3.82, 3.82, 3.82, 3.83, 3.83,
+            3.82, 3.81, 3.81, 3.81, 3.81, 3.81, 3.81, 3.81, 3.8, 3.8, 3.79, 3.79, 3.8, 3.82, 3.81, 3.79, 3.79, 3.79, 3.79, 3.8,
+            3.8, 3.79, 3.79, 3.8, 3.8, 3.79, 3.78, 3.78, 3.78, 3.78, 3.79, 3.79, 3.79, 3.79, 3.79, 3.78, 3.78, 3.78, 3.78, 3.79]
+    seen = find(5 * np.arange(60), loss)
+    assert len(seen)
+    assert seen.drops[0].time < 20

@@ -14,6 +14,7 @@ from richter.measures.inflections import NoisyCurve, Numbers, binned
 SPAN = 2 * math.log(9)  # duration from a tenth of a step to nine tenths, in widths
 TIMES, WIDTHS = 41, 17  # points of a grid
 POINTS = 64  # number of points to which the surroundings of a step are reduced
+FEWEST_INSIDE = 5  # points of a step whose noise can be estimated
 PASSES = 8  # maximum number of refined grids
 NEGLIGIBLE = 1e-6  # relative to the largest probability
 
@@ -33,6 +34,9 @@ def located(x: Numbers, z: Numbers, window: tuple[float, float]) -> SmoothStep:
     near = 1e-9 * float(x[-1] - x[0])  # so that rounding does not decide about a point at an edge
     for _ in range(PASSES):
         inside = (x >= window[0] - near) & (x <= window[1] + near)
+        if inside.sum() < FEWEST_INSIDE:  # a step between two points: its neighbours say what it looks like
+            inside = np.zeros(len(x), bool)
+            inside[np.argsort(np.abs(x - sum(window) / 2), kind="stable")[:FEWEST_INSIDE]] = True
         curve = binned(x[inside], z[inside], POINTS)
         step = fitted(curve)
         margin = 12 * max(SPAN * step.width, step.error)

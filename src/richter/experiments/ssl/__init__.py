@@ -1,0 +1,1 @@
+"""Experiments on the stepwise nature of self-supervised learning."""
