@@ -193,6 +193,17 @@ def test_the_example_of_the_order_of_features(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "agf.png").exists()
 
 
+def test_the_example_of_self_supervised_learning(capsys: pytest.CaptureFixture[str]) -> None:
+    """The embedding grows in steps, and the tangent kernel at the end predicts it better than the initial one."""
+    names: dict[str, Any] = {}
+    for code in blocks("docs/self_supervised.md"):
+        exec(code, names)
+    assert len(names["find"](range(3000), names["losses"])) >= 6
+    assert names["overlap"]["end"] > max(0.9, names["overlap"]["start"])
+    ranks = names["watch"].series("embedding_rank", "*").value
+    assert ranks[-1] > 7 > 3 > ranks.min()
+
+
 def test_the_example_of_features(capsys: pytest.CaptureFixture[str]) -> None:
     """As few features as classes with all layers, many with the last alone; and both answer right."""
     names: dict[str, Any] = {}
