@@ -3,7 +3,7 @@ tangent kernel predict what is learned?  [ssl, Sec. 5]"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Numbers = NDArray[np.float64]
-LOSSES = {"barlow twins": barlow_twins, "vicreg": vicreg, "simclr": simclr}
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"barlow twins": barlow_twins, "vicreg": vicreg, "simclr": simclr}
 GRID = tuple(("simclr", scale, rate) for scale in (0.1, 0.3, 1.0) for rate in (1e-3, 1e-2, 1e-1))
 KINDS = (("barlow twins", 0.6, 0.01), ("vicreg", 0.6, 0.001), *GRID)
 
@@ -88,7 +88,7 @@ def spectrum(Z: Tensor) -> Numbers:
     return torch.linalg.eigvalsh(Z.T @ Z / len(Z)).flip(0).clamp(min=0).numpy()
 
 
-def overlap(A: Numbers, B: Numbers) -> float:
+def overlap(A: ArrayLike, B: Numbers) -> float:
     """Share of the span of B's columns that lies in the span of A's: |Q_A^T Q_B|^2 / d."""
     Q, R = (np.linalg.qr(M)[0] for M in (A, B))
     return float(np.square(Q.T @ R).sum() / B.shape[1])
