@@ -90,7 +90,7 @@ def spectrum(Z: Tensor) -> Numbers:
 
 def overlap(A: ArrayLike, B: Numbers) -> float:
     """Share of the span of B's columns that lies in the span of A's: |Q_A^T Q_B|^2 / d."""
-    Q, R = (np.linalg.qr(M)[0] for M in (A, B))
+    Q, R = (np.linalg.qr(np.asarray(M, np.float64))[0] for M in (A, B))
     return float(np.square(Q.T @ R).sum() / B.shape[1])
 
 
