@@ -122,8 +122,8 @@ def leading(G: Float[Tensor, "m m"], d: int) -> tuple[Float[Tensor, " d"], Float
 
 @dataclass(frozen=True)
 class KernelBarlowTwins:
-    """Barlow Twins model in the feature space of a kernel: ``K`` [2n, 2n] is the kernel of the n first views followed by the n second
-    views of the same examples. With equal views it is kernel PCA without centring, each component scaled to variance one.
+    """Barlow Twins model in the feature space of a kernel: ``K`` [2n, 2n] is the kernel of the n first views followed by the n
+    second views of the same examples. With equal views it is kernel PCA without centring, each component scaled to variance one.
 
     >>> model = KernelBarlowTwins(K)
     >>> model.eigenvalues, model.embed(k, d=3)                   # [2n], [q, 3] for k(x, X) [q, 2n] of new inputs
