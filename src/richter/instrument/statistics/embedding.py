@@ -66,12 +66,12 @@ class _Embedding(Gathering):
         self.parts[group] = self.parts[group] + part if group in self.parts else part
 
     def value(self, place: str, without: Group | None = None) -> Scatter:
-        if self.subject.counted is not None:
+        if self.subject.targets.counted is not None:
             raise Missing(MASKED)
         return reduce(Scatter.__add__, (part for g, part in sorted(self.parts.items()) if without is None or g != without[1]))
 
     def leaving(self, place: str, kind: str) -> Sequence[Scatter]:
-        if self.subject.counted is not None:
+        if self.subject.targets.counted is not None:
             raise Missing(MASKED)
         return scatter_without_each([part for _, part in sorted(self.parts.items())])
 
