@@ -169,7 +169,7 @@ def test_the_example_of_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     fitted lies where it is expected."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    first, second = blocks("docs/scaling.md")
+    first, second, third = blocks("docs/scaling.md")
     exec(first, names)
     shown, written = capsys.readouterr().out.splitlines(), (ROOT / "docs/scaling.md").read_text()
     assert [line[:60] for line in shown if line[:60] not in written] == []
@@ -177,6 +177,11 @@ def test_the_example_of_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     exec(second, names)
     assert names["low"] < names["measured"] < names["high"]
     assert capsys.readouterr().out.splitlines()[-1].startswith("with 1,400 images ")
+    exec(third, names)
+    for last, low, high in zip((800, 4000), *names["seen"].predict([800, 4000], confidence=0.9)[1:], strict=True):
+        assert low < np.mean(names["losses"][int(0.95 * last):int(1.05 * last)]) < high
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if re.sub(r"[\d.]+", "#", line) not in re.sub(r"[\d.]+", "#", written)] == []
 
 
 def test_the_example_of_the_order_of_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -1,7 +1,8 @@
 """Fit and extrapolate a loss against time, data, parameters or compute: power laws and the multilinear model of skills.
 
-The source is a .csv file (a column of x, a column of losses, and optionally their standard errors) or a curve logged by a run,
-against its steps. Prints which law fits best, which others the data cannot tell from it, and the extrapolated loss."""
+The source is a .csv file (a column of x, a column of losses, and optionally their standard errors, or learning rates if the third
+column is called lr) or a curve logged by a run, against its steps. Prints which law fits best, which others the data cannot tell
+from it, and the extrapolated loss. A training curve (time) is extrapolated by its trend, up to ten times the last step."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def arguments(p: argparse.ArgumentParser) -> None:
                    help="the resource on the x axis (default: time)")
     p.add_argument("--name", default="loss", help="runs only: the curve to fit (default: loss)")
     p.add_argument("--start", type=float, default=0.0, help="leave out smaller x, because laws hold late")
-    p.add_argument("--at", type=float, nargs="+", metavar="X", help="x of predicted losses (default: 10 and 100 times the last)")
+    p.add_argument("--at", type=float, nargs="+", metavar="X",
+                   help="x of predicted losses (default: 10 and 100 times the last; of time 2 and 10 times)")
     p.add_argument("--initial", type=float, default=1e-3,
                    help="multilinear model in time: initial strength of a skill over its final strength (default: 0.001)")
     p.add_argument("--figures", type=Path, help="also save the figure as SVG and PDF in this folder")
@@ -27,8 +29,9 @@ def arguments(p: argparse.ArgumentParser) -> None:
 
 def do(args: argparse.Namespace) -> int:
     from richter.workflows import scaling
-    x, loss, errors = _of_run(args.source, args.name) if args.source.is_dir() else _of_file(args.source)
-    seen = scaling(x, loss, errors=errors, resource=args.resource, start=args.start, at=args.at, initial=args.initial)
+    x, loss, errors, rates = _of_run(args.source, args.name) if args.source.is_dir() else _of_file(args.source)
+    seen = scaling(x, loss, errors=errors, rates=rates, resource=args.resource, start=args.start, at=args.at,
+                   initial=args.initial)
     print(as_json(seen.to_json()) if args.json else seen)
     if args.figures:
         from richter.report.figures import save
@@ -36,9 +39,15 @@ def do(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_run(path: Path, name: str) -> tuple[list[float], list[float], None]:
-    """Steps and values of a logged curve of a run."""
+Columns = tuple[list[float], list[float], list[float] | None, list[float] | None]  # x, losses, their errors, learning rates
+RATES = ("lr", "learning_rate", "learning rate")  # names of a curve or column of learning rates
+
+
+def _of_run(path: Path, name: str) -> Columns:
+    """Columns of a logged curve of a run, against its steps."""
     import math
+
+    import numpy as np
 
     from richter.core import unknown
     from richter.runs import Run
@@ -47,11 +56,16 @@ def _of_run(path: Path, name: str) -> tuple[list[float], list[float], None]:
         raise unknown(f"the run {run.name}", "curve", name, run.scalar_names)
     series = run.scalars(name)
     known = [(float(s), float(v)) for s, v in zip(series.step, series.value, strict=True) if s > 0 and math.isfinite(v)]
-    return [s for s, _ in known], [v for _, v in known], None
+    steps, rates = [s for s, _ in known], None
+    if (rate := next((key for key in run.scalar_names if key.lower() in RATES), None)) is not None:
+        logged = run.scalars(rate)
+        finite = np.isfinite(logged.value)
+        rates = np.interp(steps, logged.step[finite], logged.value[finite]).tolist() if finite.any() else None
+    return steps, [v for _, v in known], None, rates
 
 
-def _of_file(path: Path) -> tuple[list[float], list[float], list[float] | None]:
-    """Columns x, loss and, if it is there, error of a .csv file."""
+def _of_file(path: Path) -> Columns:
+    """Columns of a .csv file."""
     import csv
 
     from richter.core import DataError
@@ -75,8 +89,9 @@ def _of_file(path: Path) -> tuple[list[float], list[float], list[float] | None]:
         raise DataError(f"{path} has {len(rows)} lines of numbers with {sorted({len(row) for row in rows})} columns. Every line "
                         f"needs two columns, x and the loss, and may have a third, its standard error.")
     rows.sort(key=lambda row: row[0])
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    return columns[0], columns[1], columns[2] if len(columns) > 2 else None
+    x, loss, *others = [list(column) for column in zip(*rows, strict=True)]
+    third = others[0] if others else None
+    return (x, loss, None, third) if lines[0][-1].strip().lower() in RATES else (x, loss, third, None)
 
 
 def _is_number(cell: str) -> bool:
