@@ -43,7 +43,7 @@ class Slope(NamedTuple):
 
 
 class Backtest(NamedTuple):
-    """The same rule applied to the first part of a curve, and what came."""
+    """Forecast from the first part of a curve by the same rule, and what was measured."""
 
     step: float  # where that part ends
     at: float  # step that was forecast
