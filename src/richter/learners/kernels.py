@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from richter.kernels.infinite import recursion
+from richter.core import SelectionError, parse_bytes
+from richter.kernels.infinite import Layers, image_kernel, recursion
 from richter.learners.distances import distances
 from richter.learners.kernel import Geometry, Kernel, Tunable
 
@@ -191,3 +192,36 @@ class NNGP(NTK):
     """Covariance kernel of an infinitely wide fully connected network."""
 
     kind: ClassVar[Literal["ntk", "nngp"]] = "nngp"
+
+
+@dataclass(frozen=True)
+class ConvolutionalNTK(Kernel):
+    """Kernel of an infinitely wide convolutional network, for images that are given as rows: ``shape`` is (channels, height,
+    width). See ``richter.kernels.infinite.convolutional``, also for what it costs."""
+
+    shape: tuple[int, int, int]
+    depth: int = 2
+    activation: Any = "relu"
+    weight_var: float = 2.0
+    bias_var: float = 0.0
+    width: int = 3
+    pool: bool = False
+    residual: bool = False
+    kind: Literal["ntk", "nngp"] = "ntk"
+    memory: str | float = "1GiB"
+
+    def geometry(self, x: Tensor, z: Tensor) -> Geometry:
+        layers = Layers.make(self.depth, self.activation, self.weight_var, self.bias_var, self.kind, self.residual)
+        a = self._images(x)
+        return image_kernel(a, None if z is x else self._images(z), layers, width=self.width, pool=self.pool,
+                            memory=parse_bytes(self.memory))
+
+    def values(self, g: Geometry) -> Tensor:
+        return g
+
+    def _images(self, x: Tensor) -> Tensor:
+        if x.shape[1] != math.prod(self.shape):
+            raise SelectionError(f"rows have {x.shape[1]} columns, and images of shape {tuple(self.shape)} (channels, height, "
+                                 f"width) have {math.prod(self.shape)} numbers. Flatten images with x.reshape(len(x), -1), and "
+                                 f"give their shape.")
+        return x.unflatten(1, self.shape)
