@@ -56,8 +56,8 @@ def convolutional(x: ArrayLike, x2: ArrayLike | None = None, *, depth: int, kind
     """The kernel [n,m] of a network of ``depth`` convolutions for images x [n,c,h,w] and x2 [m,c,h,w] (x itself if None).
 
     A convolution has filters of ``width`` x ``width`` pixels, stride 1, and zeros around the image. The read-out takes every
-    pixel by itself (n m h w numbers for each layer), or with ``pool`` their mean (n m (h w)^2 numbers). Pairs of images are computed in
-    blocks, which with the result stay within ``memory``; equal pairs are computed once.
+    pixel by itself (n m h w numbers for each layer), or with ``pool`` their mean (n m (h w)^2 numbers). Pairs of images are
+    computed in blocks, which with the result stay within ``memory``; equal pairs are computed once.
     """
     layers = Layers.make(depth, activation, weight_var, bias_var, kind, residual)
     if depth < 1:
