@@ -63,10 +63,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
                     "report.drawing", "report.figures", "runs", "tasks", "theory", "workflows"),
     "controls": ("core", "controls"),
     "learners": ("core", "kernels.infinite", "learners", "linalg"),
-    "workflows": ("controls", "core", "instrument", "kernels", "linalg", "measures", "models", "report", "runs", "tasks",
-                  "theory", "workflows"),
-    "commands": ("__version__", "core", "commands", "experiments", "instrument.verdict", "measures", "report", "runs", "tasks",
-                 "theory", "workflows"),
+    "workflows": ("controls", "core", "instrument", "kernels", "learners", "linalg", "measures", "models", "report", "runs",
+                  "tasks", "theory", "workflows"),
+    "commands": ("__version__", "core", "commands", "experiments", "instrument.verdict", "learners", "measures", "report", "runs",
+                 "tasks", "theory", "workflows"),
     "cli": ("commands", "core"), "": ("core", "instrument"),
 }
 

@@ -153,7 +153,10 @@ def test_the_best_ridge_is_best(seed: int, n: int, k: float, noise: float) -> No
 
 
 def test_pure_noise_is_best_left_alone() -> None:
+    """Also where it is drawn from a population, of which the drawn examples would be fitted."""
     assert eigen.optimal_ridge(LAM, 0 * V2, 50, 1.0) == math.inf
+    assert eigen.optimal_ridge(LAM, np.full(300, 1 / 300), 50) < 1e3
+    assert eigen.optimal_ridge(LAM, np.full(300, 1 / 300), 50, population=300) > 1e4
 
 
 # ------------------------------------------------------------------------------------------------ power laws

@@ -41,13 +41,13 @@ def ntk(x: ArrayLike, x2: ArrayLike | None = None, *, depth: int, activation: st
     ``depth`` is the number of hidden layers, 0 a linear model. ``activation`` is a name in ``ACTIVATIONS``, ``LeakyRelu(slope)``
     or any function (c, q1, q2) -> (k, k'). For gradients see ``recursion``.
     """
-    return _kernel(x, x2, Layers.make(depth, activation, weight_var, bias_var, "ntk", residual))
+    return _kernel(x, x2, InfiniteLayers.make(depth, activation, weight_var, bias_var, "ntk", residual))
 
 
 def nngp(x: ArrayLike, x2: ArrayLike | None = None, *, depth: int, activation: str | Dual = "relu", weight_var: float = 1.0,
          bias_var: float = 0.0, residual: bool = False) -> Array:
     """E[f(x) f(x')] [n,m] of one output at initialisation, where the network is a Gaussian process; arguments as of ``ntk``."""
-    return _kernel(x, x2, Layers.make(depth, activation, weight_var, bias_var, "nngp", residual))
+    return _kernel(x, x2, InfiniteLayers.make(depth, activation, weight_var, bias_var, "nngp", residual))
 
 
 def convolutional(x: ArrayLike, x2: ArrayLike | None = None, *, depth: int, kind: Kind = "ntk", activation: str | Dual = "relu",
@@ -59,7 +59,7 @@ def convolutional(x: ArrayLike, x2: ArrayLike | None = None, *, depth: int, kind
     pixel by itself (n m h w numbers for each layer), or with ``pool`` their mean (n m (h w)^2 numbers). Pairs of images are
     computed in blocks, which with the result stay within ``memory``; equal pairs are computed once.
     """
-    layers = Layers.make(depth, activation, weight_var, bias_var, kind, residual)
+    layers = InfiniteLayers.make(depth, activation, weight_var, bias_var, kind, residual)
     if depth < 1:
         raise SelectionError(f"depth={depth}: it counts convolutions, at least one. kernels.infinite.ntk(x.flatten(1), depth=0) "
                              f"is the kernel of a linear model.")
@@ -84,7 +84,7 @@ def recursion(c: Float[Tensor, "*nm"], q1: Float[Tensor, "*nm1"], q2: Float[Tens
     has a kink, and its derivative counts as 0 there; all else is exact. Where x and x' are one input, set c to q, so that no
     rounding comes between them.
     """
-    return Layers.make(depth, activation, weight_var, bias_var, kind, residual)(c, q1, q2)
+    return InfiniteLayers.make(depth, activation, weight_var, bias_var, kind, residual)(c, q1, q2)
 
 
 def _same(z: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def _same(z: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Layers:
+class InfiniteLayers:
     """Layers of an infinitely wide network, as a map from the products of two inputs to their kernel."""
 
     depth: int
@@ -124,7 +124,8 @@ class Layers:
         return theta if self.kind == "ntk" else c
 
     @classmethod
-    def make(cls, depth: int, activation: str | Dual, weight_var: float, bias_var: float, kind: str, residual: bool) -> Layers:
+    def make(cls, depth: int, activation: str | Dual, weight_var: float, bias_var: float, kind: str,
+             residual: bool) -> InfiniteLayers:
         """Make layers when all settings make sense."""
         if isinstance(depth, bool) or not isinstance(depth, (int, np.integer)) or depth < 0:
             raise SelectionError(f"depth={depth!r}: it counts hidden layers. Give a whole number, 0 for a linear model.")
@@ -142,8 +143,8 @@ class Layers:
 # ------------------------------------------------------------------------------------------------ images
 
 
-def image_kernel(a: Float[Tensor, "n c h w"], b: Float[Tensor, "m c h w"] | None, layers: Layers, *, width: int, pool: bool,
-                 memory: int) -> Float[Tensor, "n m"]:
+def image_kernel(a: Float[Tensor, "n c h w"], b: Float[Tensor, "m c h w"] | None, layers: InfiniteLayers, *, width: int,
+                 pool: bool, memory: int) -> Float[Tensor, "n m"]:
     """Return the kernel of two stacks of images (b None: of a with itself), block by block. Differentiable in the images."""
     one = b is None
     b = a if b is None else b
@@ -172,7 +173,7 @@ def image_kernel(a: Float[Tensor, "n c h w"], b: Float[Tensor, "m c h w"] | None
     return K
 
 
-def _flattened(a: Tensor, b: Tensor, qa: Tensor, qb: Tensor, layers: Layers, width: int) -> Float[Tensor, "r s"]:
+def _flattened(a: Tensor, b: Tensor, qa: Tensor, qb: Tensor, layers: InfiniteLayers, width: int) -> Float[Tensor, "r s"]:
     """Return a block of the kernel whose read-out takes each pixel by itself: only equal pixels of two images are compared."""
     c = torch.einsum("ichw,jchw->ijhw", a, b) / a.shape[1]
 
@@ -182,7 +183,7 @@ def _flattened(a: Tensor, b: Tensor, qa: Tensor, qb: Tensor, layers: Layers, wid
     return layers(c, qa[:, None], qb[None], average, average, average, lambda z: z.mean((2, 3)))
 
 
-def _pooled(a: Tensor, b: Tensor, qa: Tensor, qb: Tensor, layers: Layers, width: int) -> Float[Tensor, "r s"]:
+def _pooled(a: Tensor, b: Tensor, qa: Tensor, qb: Tensor, layers: InfiniteLayers, width: int) -> Float[Tensor, "r s"]:
     """Return a block of the kernel whose read-out takes the mean over pixels: all pairs of pixels are compared."""
     c = torch.einsum("ichw,jcuv->ijhwuv", a, b) / a.shape[1]
 
@@ -282,7 +283,7 @@ def _determinant(c: Tensor, q1: Tensor, q2: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------ arguments
 
 
-def _kernel(x: ArrayLike, x2: ArrayLike | None, layers: Layers) -> Array:
+def _kernel(x: ArrayLike, x2: ArrayLike | None, layers: InfiniteLayers) -> Array:
     """Infinite-width kernel of the rows of x and x2, in blocks of rows; equal rows get equal numbers."""
     a = _inputs(to_tensor(x, "x"), "x")
     b = a if x2 is None else _inputs(to_tensor(x2, "x2"), "x2").to(a.device)

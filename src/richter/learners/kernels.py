@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from richter.core import SelectionError, parse_bytes
-from richter.kernels.infinite import Layers, image_kernel, recursion
+from richter.kernels.infinite import InfiniteLayers, image_kernel, recursion
 from richter.learners.distances import distances
 from richter.learners.kernel import Geometry, Kernel, Tunable
 
@@ -211,7 +211,7 @@ class ConvolutionalNTK(Kernel):
     memory: str | float = "1GiB"
 
     def geometry(self, x: Tensor, z: Tensor) -> Geometry:
-        layers = Layers.make(self.depth, self.activation, self.weight_var, self.bias_var, self.kind, self.residual)
+        layers = InfiniteLayers.make(self.depth, self.activation, self.weight_var, self.bias_var, self.kind, self.residual)
         a = self._images(x)
         return image_kernel(a, None if z is x else self._images(z), layers, width=self.width, pool=self.pool,
                             memory=parse_bytes(self.memory))

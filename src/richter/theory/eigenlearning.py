@@ -96,10 +96,11 @@ def random_features(eigenvalues: ArrayLike, power: ArrayLike, n: float, k: float
 
 
 def optimal_ridge(eigenvalues: ArrayLike, power: ArrayLike, n: float, noise: float = 0.0, k: float = math.inf, *,
-                  multiplicity: ArrayLike | None = None) -> float:
+                  multiplicity: ArrayLike | None = None, population: int | None = None) -> float:
     """Return the ridge of the smallest test error: 0 where interpolation is best, infinity where it is best to predict zero.
 
-    The error is scanned over gamma, where it has a closed form, and refined around its smallest value.
+    The error is scanned over gamma, where it has a closed form, and refined around its smallest value. ``population``: of so many
+    examples n are drawn (``modes``), and the error is that on the others (``unseen``).
     """
     from scipy.optimize import minimize_scalar
     lam, v2, w = _modes(eigenvalues, power, multiplicity)
@@ -110,11 +111,15 @@ def optimal_ridge(eigenvalues: ArrayLike, power: ArrayLike, n: float, noise: flo
     low = math.log(start) if start > 0 else min(math.log(1e-12 * trace / min(n, k)), math.log(lam[lam > 0].min()) - 30)
 
     def test(log_gamma: float) -> float:
-        return _risk(lam, v2, w, n, k, math.exp(log_gamma), noise, None).test
+        return error(math.exp(log_gamma))
+
+    def error(gamma: float) -> float:
+        risk = _risk(lam, v2, w, n, k, gamma, noise, None)
+        return risk.test if population is None else unseen(risk, int(n), population)
 
     grid = np.linspace(low, high, POINTS)
     errors = np.array([test(g) for g in grid])
-    errors[0] = _risk(lam, v2, w, n, k, start, noise, None).test
+    errors[0] = error(start)
     best = int(errors.argmin())
     seen = minimize_scalar(test, bounds=(grid[max(best - 1, 0)], grid[min(best + 1, POINTS - 1)]), method="bounded",
                            options={"xatol": 1e-10})
