@@ -36,9 +36,11 @@ RESULTS = {
                "Alg. 1"),
     "layerwise": ("Alg. 1", "Prop. 2.5.1", "Prop. 2.5.2", "Prop. 2.5.3", "Thm. 1", "App. A.2", "App. A.2.1", "App. A.2.2",
                   "App. A.2.3", "Sec. 3.5.1", "Sec. 3.5.2", "Lemma 1", "Cor. B.1.1", "Cor. B.1.2", "Lemma 2", "Lemma 3",
-                  "Prop. B.1.1", "Prop. B.1.2"),
+                  "Prop. B.1.1", "Prop. B.1.2", "Eq. 1.26", "Eq. 1.36", "Sec. 1.6.1"),
     "escape": ("Example 1", "Sec. 3", "Thm. 3.1", "Prop. 3.2", "Prop. 3.3", "Prop. 3.4", "Experiments, first escape",
                "Experiments, saddles"),
+    "eigenlearning": ("Sec. 2, 3", "Thm. 1", "Thm. 2", "Cor. 1", "Sec. 5", "Learning curves"),
+    "overfitting": ("Thm. 1", "Sec. 3", "Thms. 2-5", "Thm. 6", "Inner-product kernels", "Label noise"),
     "agf": ("Algorithm 1", "Theorem 3.1", "Sec. 4", "Conjecture 4.1", "Sec. 5", "Sec. 6"),
 }
 MISSING: dict[tuple[str, str], str] = {}  # (paper, place): why a number within the sequence is not there
