@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -82,7 +82,8 @@ def overfitting(t: Task[LayerwiseFig1_3Settings]) -> dict[str, ArrayLike]:
             out |= {f"gap_{mode}_{name}": np.abs(np.asarray(model(fit, x)) - y).max(), f"fit_{mode}_{name}": model(fit, GRID),
                     f"first_{mode}_{name}": model(np.where(np.arange(s.p) < s.d, fit, 0), GRID)}
             if mode == 1:
-                out[f"left_{name}"] = left = np.array([np.mean((np.asarray(model(model.fit(x, y, T), x)) - y) ** 2) for T in TIMES])
+                fits = [np.asarray(model(model.fit(x, y, T), x)) for T in TIMES]
+                out[f"left_{name}"] = left = np.array([np.mean((f - y) ** 2) for f in fits])
                 half = s.noise**2 / 2  # the signal is gone; half of the noise is left
                 out[f"half_{name}"] = np.exp(np.interp(-np.log(half), -np.log(left), np.log(TIMES)))
         L, kappa = learnability(rho, s.n)
@@ -126,7 +127,7 @@ def frequency(r: Results) -> float:
     return float(falling / rising if r.settings.form == "one" else rising / falling)
 
 
-def error(mode: int) -> object:
+def error(mode: int) -> Callable[[Results], float]:
     def value(r: Results) -> float:
         other = {1: 10, 10: 1}[mode] if r.settings.form == "one" else mode
         return float(r[f"errors_{name_of(r)}"][0][0 if other == 1 else 1])
@@ -156,7 +157,7 @@ def draw_bias(results: Results) -> Figure:
     return figure
 
 
-def drawing(mode: int, sentence: str) -> object:
+def drawing(mode: int, sentence: str) -> Callable[[Results], Figure]:
     @styled
     def draw(results: Results) -> Figure:
         figure, (ax,) = panels(1, across=1)
@@ -214,7 +215,8 @@ EXPERIMENT = Experiment(
               source="independent check: 7.05 over 2.69", says="Fig. 1.2: models fit by the frequencies of large intensity."),
         Claim("error of the interpolation, target among the preferred features", error(1), Interval(high=0.05),
               (Control("a target among the others", ONE), TEXT), over="seed", paper="closely resembles the target",
-              source=CHECK, places=("Fig. 1.3",), says="Fig. 1.3: the interpolation of noisy labels closely resembles the target."),
+              source=CHECK, places=("Fig. 1.3",),
+              says="Fig. 1.3: the interpolation of noisy labels closely resembles the target."),
         Claim("norm of the fit with 2,000 sines over that with 400", lambda r: float(
               r["norms"][0][2 if r.settings.form != "one" else 0] / r["norms"][0][1]), Interval(high=0.2),
               Control("100 sines over 400", ONE), over="seed", paper="sharper with more features", source=f"{CHECK}: .081 / 8.3",
