@@ -67,7 +67,8 @@ def spectrum(kind: str, m: int) -> Vector:
     i = np.arange(1, m + 1.0)
     if kind.startswith("power law"):
         return i ** -float(kind.split()[-1])
-    return {"1 / (i log^2 i)": 1 / ((i + 1) * np.log(i + 1) ** 2), "exp(-i)": np.exp(-i), "exp(-sqrt i)": np.exp(-np.sqrt(i))}[kind]
+    slow = 1 / ((i + 1) * np.log(i + 1) ** 2)
+    return {"1 / (i log^2 i)": slow, "exp(-i)": np.exp(-i), "exp(-sqrt i)": np.exp(-np.sqrt(i))}[kind]
 
 
 def named(r: Results) -> float:
@@ -98,8 +99,8 @@ def limits(r: Results) -> float:
 
 def blocks(d: int) -> tuple[Vector, Vector]:
     """Eigenvalues and multiplicities of an inner-product kernel on the sphere: about d^-k, d^k / k! times."""
-    k = np.arange(5)
-    return float(d) ** -k, np.array([math.comb(d, int(j)) for j in k], dtype=float)
+    k = np.arange(5.0)
+    return np.power(float(d), -k), np.array([math.comb(d, j) for j in range(5)], dtype=float)
 
 
 def steps(d: int) -> Vector:
@@ -150,8 +151,9 @@ EXPERIMENT = Experiment(
     protocol="exact",
     claims=(
         Claim("largest cost over E_0, random spectra, targets and noises", lambda r: float(
-              (r["costs"] / (r["costs"].mean() if r.settings.form == "mean" else r["E0"][:, None])).max()), Interval(high=1 + 1e-9),
-              Control("the mean cost as bound", {"form": "mean"}), paper="at most 1", source=EXACT, places=("Thm. 1",),
+              (r["costs"] / (r["costs"].mean() if r.settings.form == "mean" else r["E0"][:, None])).max()),
+              Interval(high=1 + 1e-9), Control("the mean cost as bound", {"form": "mean"}), paper="at most 1", source=EXACT,
+              places=("Thm. 1",),
               says="Thm. 1: the cost of overfitting is at most E_0 for every target and noise."),
         Claim("largest |cost of pure noise / E_0 - 1|", lambda r: float(np.abs(
               r["pure"] / (r["E0"] if r.settings.form != "two" else r["E0"] ** 2) - 1).max()), Interval(high=1e-8),
