@@ -42,15 +42,15 @@ class Cotangents(Protocol):
         return ""
 
     def chosen(self, given: Cotangents | None, outputs: int, use: Use) -> Cotangents:
-        """The cotangents to use in the place of these, where ``given`` ones were asked for, or none."""
+        """Cotangents to use instead of these: the ``given`` ones, or these if none were given."""
         return self if given is None else given
 
     def prepare(self, subject: Any) -> Cotangents:
-        """A copy that knows what it must of the whole probe; shared objects keep no state."""
+        """Copy with what it needs from the whole probe; shared objects keep no state."""
         return self
 
     def lacking(self, subject: Any) -> str:
-        """Name what they need and the probe does not have; empty if nothing."""
+        """Name what the cotangents need and the probe does not have; empty if nothing is missing."""
         return ""
 
     def count(self, outputs: int, use: Use, Y: Tensor | None = None) -> int:
@@ -99,7 +99,7 @@ class EveryOutput(Cotangents):
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
-        """Standard basis of the output space, the same for each example."""
+        """Standard basis of the output space, equal for all examples."""
         n, k = f.shape
         return torch.eye(k, dtype=f.dtype, device=f.device)[:, None].expand(k, n, k)[block]
 
@@ -124,7 +124,7 @@ class SomeOutputs(Cotangents):
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
-        """Basis vectors of the picked outputs, the same for each example."""
+        """Basis vectors of the picked outputs, equal for all examples."""
         V = torch.zeros(len(self.picked), f.shape[1], dtype=f.dtype, device=f.device)
         V[torch.arange(len(self.picked)), torch.tensor(self.picked, device=f.device)] = 1
         return V[:, None].expand(-1, len(f), -1)[block]
@@ -148,8 +148,7 @@ class RandomOutputs(Cotangents):
 
     def rows(self, f: Float[Tensor, "n k"], Y: Tensor | None, examples: Sequence[int], block: slice,
              use: Use) -> Float[Tensor, "v n k"]:
-        """Random signs for each example in an average over examples (v of them over a few neighbours), the same Gaussian
-        combinations for every example in a kernel."""
+        """Random combinations: own signs for each example in averages over examples, common Gaussian ones in a kernel."""
         n, k = f.shape
         if use == "mean":
             each = self.count(k, use)
@@ -164,8 +163,8 @@ class RandomOutputs(Cotangents):
         return max(4, self.v // 2)
 
     def signs(self, examples: Sequence[int], k: int, drawn: Sequence[int]) -> Tensor:
-        """Random signs "v n k" of its own for each example, as int8; drawn from its number, so that chunks change nothing. They
-        are those of Generator.integers(0, 2): the first bit of every octet of a stream."""
+        """Random signs "v n k" for each example, as int8. They depend on the example's number, so chunks do not change them. They
+        equal Generator.integers(0, 2): the first bit of each octet of a stream."""
         signs = np.empty((len(drawn), len(examples), k), dtype=np.int8)
         draw = np.random.Philox(key=0)  # counter-based streams: those of a Mersenne twister with near seeds are alike
         fresh = draw.state
@@ -190,8 +189,8 @@ def random_outputs(v: int, seed: int = 0) -> RandomOutputs:
 
 @dataclass(frozen=True)
 class LossGradient(Cotangents):
-    """n dL/df of the probe's loss L, one cotangent: what it asks of a weight is, on average over examples, dL/dW. The loss is
-    of all examples at once, so ``prepare`` fills it in."""
+    """One cotangent, n dL/df of the probe's loss L: the mean of its weight gradients over examples is dL/dW. The loss is of all
+    examples at once, so ``prepare`` computes it."""
 
     gradient: Float[Tensor, "n k"] | None = field(default=None, compare=False, repr=False)  # filled in, it is still the same
 
@@ -246,5 +245,5 @@ class OfFunction(Cotangents):
 
 
 def as_cotangents(given: Cotangents | Function | None) -> Cotangents | None:
-    """Cotangents themselves, or those of a plain function of (f, y)."""
+    """Return cotangents; a plain function of (f, y) is wrapped."""
     return given if given is None or hasattr(given, "chosen") else OfFunction(given)  # type: ignore[return-value, arg-type]

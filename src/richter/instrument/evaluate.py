@@ -109,7 +109,7 @@ class Plan:
 
 
 def plan(subject: Subject, measures: Sequence[Measure], cotangents: Cotangents | None) -> Plan:
-    """Plan a measurement within memory; ``cotangents`` take the place of those of the measures."""
+    """Plan a measurement within the memory limit; ``cotangents`` replace those of the measures."""
     chosen = [_planned(subject, m, cotangents) for m in measures]
     try:
         stages = _stages(subject, chosen)
@@ -166,8 +166,8 @@ def _crowded(subject: Subject, wants: Mapping[Key, Wants]) -> bool:
 
 
 def _apart(subject: Subject, plans: Sequence[MeasurePlan]) -> list[tuple[Sequence[MeasurePlan], tuple[str, ...] | None]]:
-    """Split a measurement: sums of as many maps as have room, then what a pass gathers of the whole model, then work without a
-    pass, each kind by itself. Passes come first, because they verify the captures."""
+    """Split a measurement into stages: sums of as many maps as fit, then sums of the whole model in a pass, then work without a
+    pass. Passes come first, because they verify the captures."""
     by_map: list[MeasurePlan] = []
     whole: list[MeasurePlan] = []
     alone: dict[tuple[str, ...], list[MeasurePlan]] = {}
@@ -201,7 +201,7 @@ def _fit(subject: Subject, keys: Sequence[Key]) -> bool:
 
 
 def _families(subject: Subject, plans: Sequence[MeasurePlan]) -> tuple[tuple[list[str], list[MeasurePlan]], ...]:
-    """Group measures by their places and cotangents, so that what a group shares is held once."""
+    """Group measures by places and cotangents, so that shared values are held once."""
     families: dict[tuple[Any, ...], list[MeasurePlan]] = {}
     for p in plans:
         families.setdefault((p.place, *dict.fromkeys(c for _, c in p.keys)), []).append(p)
@@ -311,7 +311,7 @@ class Evaluation:
 
     @cached_property
     def _without_maps(self) -> list[str]:
-        """Modules without maps of which kernels are measured."""
+        """Modules without maps whose kernels are measured."""
         with_maps = {info.module for info in self.subject.survey.maps.values()}
         families = [family for stage in self.plan.stages for family in stage.families]
         return list(dict.fromkeys(place for places, plans in families if any(p.of_kernels and p.gradients for p in plans)
@@ -349,12 +349,12 @@ class Evaluation:
         return value, remark
 
     def _keeps(self, p: MeasurePlan, place: str) -> bool:
-        """Are its arrays kept? Those of a map are as wide as its inputs, and are not made where that is too wide."""
+        """Return whether the arrays of this place are kept. Arrays of maps with many inputs are not made."""
         W = self.subject.survey.matrices.get(place)
         return self.matrices > 0 and (p.of_kernels or W is None or W.shape[-1] <= self.matrices)
 
     def _remark(self) -> None:
-        """Note what a user should know of layers without rows, or with half of them."""
+        """Add notes about layers that have no rows, or only some of them."""
         subject = self.subject
         notes = subject.survey.notes
         self.notes.update({k: remark.text for k, remark in notes.items() if subject.layers is None or k in subject.selected([k])})

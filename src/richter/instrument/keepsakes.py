@@ -51,7 +51,7 @@ Layers = str | Sequence[str] | Callable[[str], bool] | None
 
 @contextlib.contextmanager
 def reading(*models: nn.Module) -> Iterator[None]:
-    """Around all reading of these models, some of which may be one: they are afterwards as they were."""
+    """Context in which features of these models are read; the models are restored. Two of them may be the same object."""
     with contextlib.ExitStack() as stack:
         for model in {id(m): m for m in map(unwrap, models)}.values():
             stack.enter_context(quiet(model))
@@ -59,7 +59,7 @@ def reading(*models: nn.Module) -> Iterator[None]:
 
 
 class Reader:
-    """One network on a probe: ``weights``, a state_dict, in the place of the model's own. To be used inside ``reading``."""
+    """One network on a probe; ``weights``, a state_dict, replace the model's own. It is used inside ``reading``."""
 
     def __init__(self, model: nn.Module, probe: Probe, *, weights: Mapping[str, Tensor] | None = None, layers: Layers = None,
                  memory: str | float = "2GiB", output: Output | None = None) -> None:
@@ -114,13 +114,13 @@ class Reader:
         return [shape[0] if self.tokens else 1] * self.subject.probe.n
 
     def constant(self, spread: float, size: float) -> bool:
-        """Are features whose squares sum to ``size``, and to ``spread`` when their means are subtracted, the same in every row
-        but for the rounding of the numbers that the network computes with?"""
+        """Return whether features with sum of squares ``size``, and ``spread`` after centring, are equal in all rows up to
+        rounding."""
         return not spread > (DIGITS * torch.finfo(self.subject.network.dtype).eps) ** 2 * size
 
     def blocks(self, size: int, rows: slice | None = None) -> Iterator[tuple[slice, dict[str, Float[Tensor, "n p"]]]]:
-        """All examples of the probe (or those of ``rows``), so many at a time: where they stand, and their features in double
-        precision. Raises Doubt, which ``amend`` is told of."""
+        """Yield blocks of the examples (or of ``rows``): their slice, and their features in double precision. A ``Doubt`` is
+        raised to be passed to ``amend``."""
         first, last = (0, self.subject.probe.n) if rows is None else (rows.start, rows.stop)
         for r in steps(last - first, size):
             here = slice(first + r.start, first + r.stop)
@@ -171,7 +171,7 @@ Arrays = dict[tuple[str, str], NDArray[Any]]
 
 
 class Keepsakes:
-    """Features of a model on some examples of a probe. ``take()`` reads the model as it is now."""
+    """Features of a model on some examples of a probe; ``take()`` reads the current model."""
 
     def __init__(self, model: nn.Module, probe: Probe, features: int, inputs: bool | tuple[int, ...] = False,
                  layers: Layers = None, memory: int = 2**31, output: Output | None = None) -> None:
@@ -197,8 +197,8 @@ class Keepsakes:
                 "kind": "tokens" if self._reader.tokens else "examples", "classes": classes, "layers": self._reader.names}
 
     def news(self, run: Run) -> dict[str, Any] | None:
-        """Return what the run does not know of them yet; None if it knows all. What it says is true of all of them: those of a
-        run that is resumed are of the same examples."""
+        """Facts about the kept features that the run does not have yet; None if it has all. Raise an error if the run has
+        features of other examples."""
         known, facts = run.about.get("features"), self.about()
         if known is not None and known.get("examples") != facts["examples"]:
             raise SelectionError(f"the run {run.path} has kept features of {known.get('rows')} rows, and not of the same "

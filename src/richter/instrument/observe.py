@@ -350,8 +350,8 @@ class Schedule:
         return ends and self.spent_light + cost <= room / 2 and (not known or self.spent + cost + everything <= room)
 
     def _expected(self, part: Part) -> float:
-        """Seconds of the next measurement: the median of the last ones, of which one may have been disturbed; until there are
-        some, a fifth of the first, which pays for what is loaded once, and of that a fifth for the light set."""
+        """Expected seconds of the next measurement: the median of the last ones. Before there are any: a fifth of the first one,
+        which also pays for one-time loading, and a fifth of that for the light set."""
         if self.costs[part]:
             return statistics.median(self.costs[part])
         return self._expected("everything") / 5 if part == "light" else (self.opening or 0.0) / 5
@@ -370,8 +370,8 @@ class Schedule:
         return in_all * ((1 - evenly) * math.log1p(done) / math.log1p(total) + evenly * done / total), in_all
 
     def _pace(self, seconds: float) -> float:
-        """Seconds of a step: of all so far, or of about the later half if those were quicker, because the first steps of a
-        training pay for what is loaded once."""
+        """Seconds per step: over all steps, or over the later half if that was quicker, because the first steps pay for one-time
+        loading."""
         if self.done >= 2 * self.seen[1][0]:
             self.seen = self.seen[1], (self.done, seconds)
         before, then = self.seen[0]
@@ -499,7 +499,7 @@ class Observer:
         return self._attempt(_step(step), now=True)
 
     def _numbers(self, step: int, scalars: Mapping[str, Any]) -> dict[str, float]:
-        """Scalars as numbers; one that is none is a mistake that the first call shows."""
+        """Scalars as numbers. A value that is not a number is an error in the first call, and a failure later."""
         values = {}
         for name, value in scalars.items():
             with self._tolerating(step, f"the scalar {name!r} was not kept"):
@@ -524,8 +524,8 @@ class Observer:
                 self._record.failed(step, what, why)
 
     def _attempt(self, step: int, now: bool = False) -> Snapshot | None:
-        """Measure if this step is due, or ``now``. One thread measures at a time: what is due meanwhile is put off, unless it is
-        the same step."""
+        """Measure if this step is due, or ``now``. One thread measures at a time; other measurements due meanwhile are put off,
+        unless they are of the same step."""
         ours = self._at is not None and self._at[0] == threading.get_ident()  # called by the model or measure, or by a signal
         if ours or not self._measuring.acquire(blocking=now):
             with self._guard:
@@ -570,7 +570,7 @@ class Observer:
         return snap
 
     def _with_features(self, snap: Snapshot, keepsakes: Keepsakes) -> Snapshot:
-        """The snapshot with what is kept of the probe's features; that this fails costs no number."""
+        """Return the snapshot with the features to be stored. If reading them fails, the numbers remain."""
         with self._tolerating(snap.step, "features not kept"):
             arrays = keepsakes.take(() if self.writer is None else [name for _, name, _ in self.writer.run.arrays])
             if self.writer is not None and (facts := keepsakes.news(self.writer.run)):
@@ -579,7 +579,7 @@ class Observer:
         return snap
 
     def _kept(self, snap: Snapshot, draws: bool) -> Snapshot:
-        """Keep a snapshot in memory, and in the run with its matrices and what the next one wants to know of it."""
+        """Keep a snapshot in memory and, with its matrices and the state for the next measurement, in the run."""
         subject = self.measurement.subject
         subject.previous = {**subject.previous, **subject.carried}  # not all is measured every time
         state = {key: value.cpu().contiguous() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
@@ -652,7 +652,7 @@ class Observer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Measure what the loop left, write what waits, then end the run as the loop ended."""
+        """Measure the last step if needed, write what waits, then end the run as the loop ended."""
         with contextlib.ExitStack() as end:  # an interrupt of one leaves out none of the others
             if self.writer is not None and self._owns:
                 end.callback(self.writer.close)
@@ -665,8 +665,8 @@ class Observer:
         self.__exit__(None, None, None)
 
     def _measure_last(self, error: BaseException | None) -> None:
-        """Measure once, if nothing was tried at the last step that was seen, or after it. After an error of the loop a failure
-        here is noted only: it must not stand in the place of the error."""
+        """Measure once, if nothing was measured at the last step. After an error of the loop, a failure here is only noted, so
+        that it does not replace the error."""
         step = self._seen
         if step is None or not self._unmeasured or not survives(error) or (self.writer is not None and self.writer.closed):
             return

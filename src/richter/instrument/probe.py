@@ -31,8 +31,8 @@ WRITTEN = 2 ** 26  # bytes: smaller one-hot targets are plain tensors
 
 
 class OneHot:
-    """One-hot targets "n k" of class or token ids. ``Y[rows]`` is a tensor in double precision; whatever else is asked of a
-    tensor is asked of the whole matrix, which is then made."""
+    """One-hot targets "n k" of class or token ids, formed when needed. ``Y[rows]`` is a tensor in double precision; any other
+    tensor method forms the whole matrix."""
 
     def __init__(self, ids: Int[Tensor, "n t"], real: Bool[Tensor, "n t"], classes: int) -> None:
         self.ids, self.real, self.classes = ids, real, classes
@@ -100,7 +100,7 @@ def columns(Y: Any, rows: Int[Tensor, " n"], outputs: Int[Tensor, " v"]) -> Floa
 # Inputs are an array, or a tuple or dict of arrays, examples first.
 
 def _each(x: Any, change: Callable[[Any, str], Any], name: str = "x") -> Any:
-    """Inputs of the same form, with ``change(array, name)`` in the place of every array."""
+    """Inputs of the same form, each array replaced by ``change(array, name)``."""
     if isinstance(x, Mapping):
         return {k: _each(v, change, f"{name}[{k!r}]") for k, v in x.items()}
     if _is_tuple(x):
@@ -109,7 +109,7 @@ def _each(x: Any, change: Callable[[Any, str], Any], name: str = "x") -> Any:
 
 
 def _joined(rows: Sequence[Any], join: Callable[[list[Any]], Any]) -> Any:
-    """Inputs of one form made of several: ``join`` makes one array of those at the same place."""
+    """Join several inputs of one form: ``join`` merges the arrays at the same place."""
     if isinstance(rows[0], Mapping):
         return {k: _joined([row[k] for row in rows], join) for k in rows[0]}
     if isinstance(rows[0], tuple) or _is_tuple(rows[0]):
@@ -151,7 +151,7 @@ def _tensor(x: Any, name: str) -> Tensor:
 
 
 def _labels(y: Any) -> Tensor:
-    """Class ids as int64, whatever width they came in; targets as they are."""
+    """Class ids as int64; other targets unchanged."""
     t = _each(y, _tensor, "y")
     if not isinstance(t, Tensor):
         raise ProbeError(f"y is a {type(y).__name__} of several parts; one array of labels is needed.")
@@ -362,7 +362,7 @@ class Probe:
                              f"to leave out the measures that need labels.")
 
     def _aside(self, given: Any, shift: bool | None) -> Probe:
-        """The held-out examples as a probe of their own, with the same settings."""
+        """Probe of the held-out examples, with the same settings."""
         if not isinstance(given, Probe):
             if not isinstance(given, (tuple, list)) or len(given) != 2:
                 raise ProbeError(f"Probe(held_out=...) is a {type(given).__name__}; a pair (x2, y2) is needed, of examples like "
@@ -414,7 +414,7 @@ class Probe:
         return _each(self.x, lambda t, _: t.to(dtype) if t.is_floating_point() else t) if self._loose else self.x
 
     def kernel_rows(self) -> Tensor:
-        """Numbers of the examples that enter kernels: all of a small probe, else class-balanced, always the same."""
+        """Numbers of the kernel examples: all of a small probe, otherwise class-balanced and fixed."""
         if self.kernel_examples is None or self.n <= self.kernel_examples:
             return torch.arange(self.n)
         if not _is_classes(self.y):
@@ -455,7 +455,7 @@ class Probe:
         return (y if keep is None else y * keep), keep
 
     def _real(self, y: Tensor, rest: torch.Size) -> Tensor:
-        """Mask of the labels that are there, for outputs [n, *rest]."""
+        """Mask of the labels that exist, for outputs [n, *rest]."""
         real = y != self.ignore_index
         if y.shape[1:] != rest[:-1]:
             raise ProbeError(f"y has shape {tuple(y.shape)} but the model's output has shape [n, {', '.join(map(str, rest))}]: "
@@ -483,7 +483,7 @@ class Probe:
         return other
 
     def _moved(self) -> Tensor:
-        """y[:, t + 1] at t; none at the end, and none where it is that of a masked token."""
+        """Labels moved by one token, y[:, t + 1] at t. The last token has no label, and neither has one before a masked token."""
         if (y := self._tokens) is None:
             seen = "is None" if self.y is None else f"has shape {tuple(self.y.shape)} and dtype {self.y.dtype}"
             raise ProbeError(f"Probe(shift=True) moves token ids [n, T] by one, T > 1; y {seen}.")
@@ -566,7 +566,7 @@ class Objective:
 
     @property
     def classes(self) -> Tensor | None:
-        """Class or token ids, negative where there is none: as given, or of targets of which one is 1 and the others 0."""
+        """Class or token ids, negative where there is no label; also from one-hot targets."""
         Y = self.targets
         if Y is None or Y.shape[1] < 2:
             return self.ids
@@ -614,8 +614,8 @@ class Objective:
         return V
 
     def mean(self, f: Tensor, keep: Tensor | None = None) -> Float[Tensor, ""]:
-        """L of outputs f: what the loss returns, or the mean of it where it returns one number for each example. ``keep``: which
-        examples the outputs are of (None: all)."""
+        """Loss L of outputs f; the mean if the loss returns one number per example. ``keep``: which examples these outputs are of
+        (None: all)."""
         if keep is not None:
             return self.of_rows(keep).mean(f)
         try:
@@ -636,8 +636,8 @@ class Objective:
         return found.mean()
 
     def _called(self, f: Tensor) -> Any:
-        """The loss called with the labels that it needs: torch's own with ids or targets of the shape of the outputs, any other
-        with those of the probe. Left out, it is a mean over all outputs that count, as torch's are."""
+        """Call the loss with the labels it needs: torch's own losses with ids or targets in the shape of the outputs, other
+        losses with the probe's labels. Without a loss, average over all outputs that count."""
         loss, ids, Y = self.loss, self.ids, self.targets
         if loss is None and Y is not None:
             squares = (f.reshape(len(f), -1) - Y.to(f)).square()
@@ -654,7 +654,8 @@ class Objective:
         return loss(f, None if y is None else y.to(f) if y.is_floating_point() else y.to(f.device))
 
     def _check_mean(self, f: Tensor, L: float) -> None:
-        """A sum over examples doubles when every example is there twice. A loss that knows how many there are is trusted."""
+        """Raise an error if the loss is a sum over examples: it doubles when every example is repeated. A loss that knows the
+        number of examples is trusted."""
         try:
             twice = self.of_rows(torch.arange(len(f)).repeat(2)).mean(torch.cat([f, f]).requires_grad_()).item()
         except ProbeError:

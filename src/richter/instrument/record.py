@@ -75,7 +75,7 @@ class Record:
     # ------------------------------------------------------------------------------------------------------- writing
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep scalars in the run, or in memory if there is none. What the disk refuses waits, and is an error."""
+        """Keep scalars in the run, or in memory if there is none. If the disk refuses them, they wait, and an error is raised."""
         if self.writer is None:
             self.calls.append({"step": step, **values})
             return
@@ -112,7 +112,7 @@ class Record:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits, the oldest first. What is refused goes on waiting, and is an error."""
+        """Write everything that waits, the oldest first. What is refused keeps waiting, and an error is raised."""
         if self.writer is None:
             return
         begun = time.monotonic()
@@ -171,8 +171,8 @@ class Record:
                                   f"due; watch.failures has what failed. With on_error='raise' this is an error.")
 
     def look_back(self, step: int | None, last: int | None) -> None:
-        """Warn if steps go back, behind the last call or the end of the resumed run, so that what is new takes the place of what
-        was measured before. Threads have an order of their own."""
+        """Warn if steps go back behind the last call or the end of the resumed run, because new data then replace older ones.
+        Each thread has its own order of steps."""
         self._callers.add(threading.get_ident())
         resumed = last is None
         last = self.resumed if resumed else last
@@ -194,7 +194,7 @@ class Record:
                           f"run.")
 
     def _warn(self, key: str, text: str) -> None:
-        """Warn once for each key, of the first line above that is none of ours."""
+        """Warn once for each key, at the user's line that called Richter."""
         if key in self._warned:
             return
         self._warned.add(key)
@@ -267,7 +267,7 @@ def note_failure(failures: list[Failure], step: Any, reason: str) -> None:
 
 @lru_cache(4 * MOST)
 def alike(reason: str) -> str:
-    """The reason without its numbers, except those of names in quotes."""
+    """Return the reason with its numbers replaced, except those of names in quotes."""
     return re.sub(r"('[^']*')|0x[0-9a-fA-F]+|[-+]?\d[\d.,]*(?:e[-+]?\d+)?", lambda m: m[1] or "#", reason)
 
 

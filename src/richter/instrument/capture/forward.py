@@ -121,7 +121,7 @@ TOGETHER = 2 ** 27  # bytes of gradients that are held at once, where they can b
 
 @dataclass(frozen=True)
 class Call:
-    """One application of a linear map: what it read, and the place in the graph that it wrote."""
+    """One application of a linear map: its inputs, and the place of its outputs in the graph."""
 
     name: str
     map: LinearMap
@@ -152,7 +152,7 @@ def index_of(view: LinearMap, module: nn.Module, shape: torch.Size, device: torc
 
 
 class Product(NamedTuple):
-    """A product of tensors that depend on weights, after so many calls of linear maps."""
+    """A product of tensors that depend on weights, with the number of calls of linear maps before it."""
 
     after: int
     operands: tuple[Tensor, ...]
@@ -177,7 +177,7 @@ class Pass:
         return {k: v for k, v in self.state.items() if v.requires_grad}
 
     def leaves(self) -> list[Tensor]:
-        """All tensors from which the outputs are computed: weights, and what a model made to be differentiated."""
+        """Leaves of the graph behind the outputs: weights, and tensors that the model made to be differentiated."""
         return [variable for node in self._nodes() if (variable := getattr(node, "variable", None)) is not None]
 
     @cached_property
@@ -358,7 +358,7 @@ RAISED = "The model raised this"
 
 
 def raised_by_model(why: BaseException) -> bool:
-    """Whether the model raised an error, and not what is done with it."""
+    """Return whether the model raised the error, and not Richter's code around it."""
     return any(note.startswith(RAISED) for note in getattr(why, "__notes__", ()))
 
 
@@ -484,7 +484,7 @@ class Recorder(TorchFunctionMode, Hooking):
         return self.handled(func, args, kwargs or {})
 
     def handled(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a torch function by its handler if it has one, otherwise as it is."""
+        """Run a torch function by its handler; without a handler, run it unchanged."""
         handler = HANDLERS.get(func)
         return self.called(func, args, kwargs) if handler is None else handler(self, func, args, kwargs)
 
@@ -564,7 +564,7 @@ class Recorder(TorchFunctionMode, Hooking):
             self.add(Use(f"{owner[1]}.{gate}" if gate else owner[1], m, owner[0], weight, read.detach()), z)
 
     def _used(self, use: Use, z: Tensor) -> Tensor:
-        """A use has returned ``z``; what the model goes on with has the same numbers."""
+        """Record the uses that returned ``z``, and return a tensor of the same numbers for the model."""
         use = use._replace(read=use.read.detach())
         n = self.expand.get(self.scope.named[use.module]) if use.map.kind == "lookup" else None
         if n is not None:
@@ -577,7 +577,7 @@ class Recorder(TorchFunctionMode, Hooking):
         return written.reshape(lengths).permute([use.order.index(i) for i in range(z.dim())])
 
     def add(self, use: Use, z: Tensor, given: bool = False) -> Tensor:
-        """Remember a use, which has written ``z``; the model goes on with what is returned."""
+        """Record a use that wrote ``z``, and return the tensor with which the model continues."""
         if not self._repeats:
             self.calls.append(Call(use.name, use.map, use.module, use.weight, use.read, get_gradient_edge(z), z.shape,
                                    use.read._version, given))
@@ -585,8 +585,8 @@ class Recorder(TorchFunctionMode, Hooking):
 
 
 class Shifted(Recorder):
-    """A recorder that works inside torch.func: it adds ``shifts``, which are zero, to what these calls write, so that derivatives
-    in them are the backward signals g; and it keeps what the calls read."""
+    """A recorder that works inside torch.func. It adds ``shifts``, which are zero, to the outputs of calls, so that derivatives
+    with respect to them are the backward signals g, and it keeps the inputs of the calls."""
 
     def __init__(self, model: nn.Module, state: State, splits: Mapping[str, Mapping[str, Tensor]], calls: Sequence[Call],
                  shifts: Sequence[Tensor]) -> None:
@@ -686,7 +686,7 @@ def pushed_forward(forward: Forward, state: State, v: Direction) -> tuple[Pass, 
 
 
 def pushed_twice(forward: Forward, state: State, v: Direction) -> tuple[Pass, Tensor]:
-    """Compute the same by two backward passes: J^T u is linear in u, and its derivative in u is J."""
+    """Product J v by two backward passes: J^T u is linear in u, and its derivative in u is J."""
     run = forward(state)
     names = list({id(state[name]): name for name in v}.values())
     u = torch.zeros_like(run.f, requires_grad=True)

@@ -44,7 +44,7 @@ _MEASURED: dict[int, int] = {}  # id of a module that is measured -> the thread 
 
 @contextlib.contextmanager
 def in_turn(model: nn.Module) -> Iterator[None]:
-    """Threads that measure the same model, or models that share modules, take turns."""
+    """Context for one thread at a time per model; threads whose models share modules wait for each other."""
     here, modules = threading.get_ident(), {id(module) for module in model.modules()}
     with _TURNS:
         _TURNS.wait_for(lambda: all(_MEASURED.get(key, here) == here for key in modules))
@@ -65,7 +65,7 @@ def alone() -> bool:
 
 
 class Guard:
-    """The weights, buffers and gradients of a model as they are now."""
+    """Weights, buffers and gradients of a model at the beginning of a measurement."""
 
     def __init__(self, model: nn.Module) -> None:
         self.alone = alone()
@@ -76,7 +76,7 @@ class Guard:
         self.gradients = originals({label: grad for label, (_, grad) in self.grads.items() if grad is not None})
 
     def finish(self) -> list[str]:
-        """Put back what the model itself changed, and say so."""
+        """Restore what the model itself changed, and report it."""
         written, added = changed(self.weights), changed(self.gradients)
         graded = [label for label, (p, grad) in self.grads.items() if p.grad is not grad or label in added]
         if (written or graded) and not (self.alone and alone()):
@@ -218,7 +218,7 @@ INSTANCE_NORM = Detour("torch", "instance_norm", _contiguous_gradient)  # calls 
 
 
 class _Stance:
-    """torch.compiler.set_stance("force_eager"), for some threads only: that of torch holds for the whole process."""
+    """``torch.compiler.set_stance("force_eager")`` for some threads only; torch's own holds for the whole process."""
 
     def __init__(self, usual: Any, taken: Taken) -> None:
         self._usual, self._taken = usual, taken
@@ -235,8 +235,8 @@ STANCE = Detour("torch._dynamo.eval_frame", "_stance", _Stance)
 
 @contextlib.contextmanager
 def checkpoints_called() -> Iterator[None]:
-    """The checkpointed function is called, and what it computes is kept for the backward passes; of the two branches of a
-    ``torch.cond``, the one that is taken."""
+    """Context in which a checkpointed function is called directly, so that its graph is kept, and ``torch.cond`` runs the chosen
+    branch."""
     with REENTRANT.taken(), NOT_REENTRANT.taken(), CONDITION.taken():
         yield
 
@@ -249,7 +249,7 @@ def single_examples_right() -> Iterator[None]:
 
 
 def compiled_eagerly() -> contextlib.AbstractContextManager[None]:
-    """Compiled code runs as it was written: hooks are heard, and nothing is compiled for the probe's shapes."""
+    """Context in which compiled code runs as it was written: hooks work, and nothing is compiled for the probe's shapes."""
     return STANCE.taken()
 
 
@@ -287,7 +287,7 @@ def _computing_once(module: nn.Module, usual: type[nn.Module]) -> type[nn.Module
 # --------------------------------------------------------------------------------------------------------------- quiet
 
 class Hooking:
-    """Hooks modules. If the model copies a module in its forward pass, the copy has the same hooks, which are not copied."""
+    """Object that hooks modules. If the model copies a module in its forward pass, the copy has the same hook objects."""
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self
@@ -357,7 +357,7 @@ def _restore(generators: Sequence[torch.Generator], states: Sequence[Tensor]) ->
 
 @contextlib.contextmanager
 def borrowed(model: nn.Module, states: Sequence[Tensor] | None = None) -> Iterator[Sequence[torch.Generator]]:
-    """The streams of a model, for this thread alone and in these states; they are as they were afterwards."""
+    """Context in which this thread's random streams of a model have the given states; the old states are restored."""
     generators = _DRAWN.get()[1] or _generators(model)
     with _BORROWED:
         before = streams(model)
@@ -371,8 +371,8 @@ def borrowed(model: nn.Module, states: Sequence[Tensor] | None = None) -> Iterat
 
 @contextlib.contextmanager
 def seeded(model: nn.Module, seed: int) -> Iterator[None]:
-    """For one forward pass: what is drawn inside depends on ``seed`` and on that of the measurement alone, and the streams are
-    as they were afterwards."""
+    """Context for one forward pass in which random numbers depend only on ``seed`` and on that of the measurement; the streams
+    are restored."""
     measured = _DRAWN.get()[0]
     with borrowed(model) as generators:
         for generator in generators:
@@ -382,8 +382,7 @@ def seeded(model: nn.Module, seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _streams_kept(model: nn.Module, seed: int) -> Iterator[None]:
-    """For a whole measurement, with its ``seed``: all streams are afterwards as they were, whoever drew from them in between (a
-    loss, a backward pass that draws)."""
+    """Context for a whole measurement with its ``seed``; all random streams are restored, whoever drew from them."""
     generators = _generators(model)
     with _BORROWED:  # not while they are another thread's
         states = [generator.get_state() for generator in generators]

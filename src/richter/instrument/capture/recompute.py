@@ -44,7 +44,7 @@ class Likeness(NamedTuple):
 
 
 def likeness(t: Tensor, stays: bool = False) -> Likeness:
-    """The likeness of a tensor; ``stays``: it is known to have the same numbers the second time, which are not looked at."""
+    """Fingerprint of a tensor; with ``stays`` its numbers are known not to change, and are not read."""
     return Likeness(t.shape, t.dtype, None if stays or _scratch(t) else _numbers(t))
 
 
@@ -56,7 +56,7 @@ def _scratch(t: Tensor) -> bool:
 
 
 def alike(first: list[Likeness], second: list[Likeness]) -> bool:
-    """Are these the same tensors, one after another, up to rounding?"""
+    """Return whether two lists of fingerprints are equal up to rounding."""
     def same(a: Likeness, b: Likeness) -> bool:
         if a[:2] != b[:2] or a.numbers is None or b.numbers is None:
             return a[:2] == b[:2] and a.numbers is b.numbers
@@ -137,7 +137,7 @@ STALE = ("the model uses a tensor that an earlier forward pass computed from its
 
 
 class Wanted(BaseException):
-    """The model differentiates inside its forward pass, so what the pass keeps is needed there. Never leaves ``unkept`` or
+    """Signal that the model differentiates inside its forward pass and so needs the saved tensors. Never leaves ``unkept`` or
     ``Scale``."""
 
 
@@ -303,7 +303,7 @@ class Checkpoints(Hooking):
 
 @contextlib.contextmanager
 def without_caches(model: nn.Module) -> Iterator[None]:
-    """Do not let transformers return a cache of keys and values, to which blocks would add."""
+    """Context in which transformers returns no cache of keys and values, because recomputed blocks would append to it."""
     named: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     configs = {id(config): config for config in named if getattr(config, "use_cache", False) is True}
     try:
@@ -319,8 +319,8 @@ def without_caches(model: nn.Module) -> Iterator[None]:
 
 
 def unkept(work: Callable[[], T]) -> T:
-    """Return ``work()``, in which forward passes keep nothing and nothing goes backward. A model that differentiates inside
-    its forward pass, or uses torch.func, needs what they keep: for it the work is done once more."""
+    """Run ``work()`` with forward passes that save nothing for backward. If the model differentiates inside its forward pass, or
+    uses torch.func, run it again with saved tensors."""
     working = True
 
     def wanted(_: Any) -> Tensor:
@@ -339,8 +339,8 @@ Place = Any  # a storage, weakly referred to, so that none that comes later is t
 
 
 class Weight(NamedTuple):
-    """Bytes that a forward pass keeps; which blocks could be computed anew instead, and what it would take then with the insides
-    of one of them at a time."""
+    """Bytes that a forward pass saves; which blocks could be recomputed instead, and the bytes that remain, with the inner
+    tensors of one block at a time."""
 
     kept: int = 0
     blocks: tuple[str, ...] = ()
@@ -360,15 +360,15 @@ class ModuleCall:
     size: int = 0  # of these, in bytes
 
     def look(self) -> None:
-        """Look at what it is given, as long as that is there."""
+        """Note whether the module's inputs were changed in place, as long as they exist."""
         given = [(ref, version, t) for ref, version in self.versions if (t := ref()) is not None]
         self.written |= any(t._version != version for _, version, t in given)
         self.versions = [(ref, version) for ref, version, _ in given]
 
 
 class Scale(Hooking):
-    """While it is entered, what a forward pass keeps is weighed, by storage and without the weights; and let go (``hold=False``),
-    so that there are no backward passes through it."""
+    """Context that weighs what a forward pass saves, by storage and without the weights. With ``hold=False`` saved tensors are
+    released, so backward passes are impossible."""
 
     def __init__(self, model: nn.Module, state: State, hold: bool = False) -> None:
         self.model, self.hold = model, hold

@@ -62,15 +62,15 @@ class State(dict[str, Tensor]):
             self.precision = max(self.dtypes, key=lambda d: torch.finfo(d).eps)
 
     def exchanged(self, others: Mapping[int, Tensor]) -> State:
-        """Return the same weights but for some, given by the id of the weight that they replace."""
+        """Copy with some weights replaced; keys are the ids of the replaced weights."""
         result = State(self.model, {name: others.get(id(weight), weight) for name, weight in self.items()}, like=self)
         result.volatile = {id(others[key]) if key in others else key for key in self.volatile}
         return result
 
     @contextlib.contextmanager
     def in_place(self, fresh: bool = False) -> Iterator[None]:
-        """These weights stand in the model, and no hook of a module is heard. ``fresh``: buffers that passes write into are
-        copies, so that every pass starts from the same numbers; nothing else is copied."""
+        """Context in which the model has these weights and no module hook is called. ``fresh``: buffers that passes write into
+        are copies, so that every pass starts from the same numbers."""
         own = [(box, attribute, box[attribute]) for box, attribute, _ in self.places]
         try:
             for box, attribute, weight in self.places:
@@ -160,7 +160,7 @@ def count(x: Inputs) -> int:
 
 
 def select(x: Inputs, index: slice | Tensor | Sequence[int]) -> Inputs:
-    """Some examples of a tensor, or of a tuple or dict of tensors; what is not a tensor is passed on."""
+    """Some examples of a tensor, or of a tuple or dict of tensors; other values are passed on."""
     if isinstance(x, Tensor):
         return x[index.to(x.device)] if isinstance(index, Tensor) else x[index]
     if isinstance(x, dict):
@@ -169,7 +169,7 @@ def select(x: Inputs, index: slice | Tensor | Sequence[int]) -> Inputs:
 
 
 def copy_of(x: Inputs) -> Inputs:
-    """A model may write into its input; the probe's own examples stay as they are."""
+    """Copy of the inputs, because a model may write into them."""
     return _each(x, Tensor.clone)
 
 
@@ -179,7 +179,7 @@ def to_device(x: Inputs, device: torch.device) -> Inputs:
 
 
 def _each(x: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """Inputs of the same form, with every tensor changed; what is not a tensor is passed on."""
+    """Inputs of the same form with a function applied to each tensor; other values are passed on."""
     if isinstance(x, Tensor):
         return change(x)
     if isinstance(x, Mapping):
@@ -188,7 +188,7 @@ def _each(x: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
 
 
 def arguments(model: nn.Module, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copies of a probe's inputs as they are passed: a tuple as positions, a dict by keyword when forward takes these names."""
+    """Copies of a probe's inputs as arguments of forward: a tuple by position, a dict by keyword if forward has these names."""
     x = copy_of(x)
     if isinstance(x, Mapping):
         accepted = inspect.signature(model.forward).parameters
@@ -245,8 +245,8 @@ def running_norms(model: nn.Module) -> list[tuple[_NormBase, list[str]]]:
 
 
 def understood(model: nn.Module) -> set[str]:
-    """Names of buffers whose initial values are those of the initial network: running statistics of norms, which use those of
-    batches where they have moved, and buffers of parametrisations, which make a weight."""
+    """Names of buffers that the initial network takes from ``initial`` or recomputes: running statistics of norms, and buffers of
+    parametrisations."""
     parts = tuple(f"{name}." for name, m in model.named_modules() if isinstance(m, ParametrizationList))
     return {k for _, buffers in running_norms(model) for k in buffers} | {
         k for k, _ in model.named_buffers(remove_duplicate=False) if k.startswith(parts)}

@@ -29,8 +29,8 @@ Axes = tuple[Axis, ...]
 
 
 class Key(NamedTuple):
-    """Entries of a parameter that a map's matrix [groups, d_out, d_in] holds, and how it reads. Two maps of one parameter with
-    the same key are the same map."""
+    """Entries of a parameter that form a map's matrix [groups, d_out, d_in], and the kind of its inputs. Uses of a parameter with
+    equal keys are the same map."""
 
     kind: Kind
     offset: int
@@ -63,7 +63,7 @@ class ParameterPart:
 
     @property
     def distinct(self) -> bool:
-        """Return whether every entry stands in it once."""
+        """Return whether each entry of the parameter occurs in the part at most once."""
         reach = 0
         for length, stride in sorted((a for a in self.axes if a[0] > 1), key=lambda a: a[1]):
             if stride <= reach:
@@ -117,7 +117,7 @@ def _sorted(axes: Sequence[Axis]) -> list[Axis]:
 
 
 def key_of_map(m: LinearMap, module: nn.Module, weight: Tensor) -> Key | None:
-    """The key of a map that a file in layers/ describes; None if it copies what it re-arranges."""
+    """Key of a map that a file in layers/ describes; None if its view copies entries."""
     whole = torch.empty_strided(weight.shape, weight.stride(), device="meta")
     matrix = m.matrix(module, whole)
     if (matrix is not whole and matrix._base is not whole) or matrix.dim() not in (2, 3):
@@ -166,7 +166,8 @@ Labels = tuple[Any, ...]  # one for each axis
 
 
 class Contraction(NamedTuple):
-    """result[out] = sum over what is not in out of a[in_a] b[in_b]; an axis of length one goes with any length."""
+    """Axes of a product result[out] = sum of a[in_a] b[in_b] over the axes that are not in out; an axis of length one is
+    broadcast."""
 
     a: Tensor
     in_a: Labels
@@ -237,7 +238,7 @@ def _labels(term: str, dots: Labels) -> Labels:
 
 
 def _of(label: Callable[[int, int], tuple[Labels, Labels, Labels] | None], *names: str) -> Parse:
-    """A function with arguments of these names, of which the last two are the operands."""
+    """Reader of the arguments of a function by these names, the last two of which are the operands."""
     def parse(*args: Any, **kwargs: Any) -> Contraction | None:
         given = dict(zip(names, args, strict=False)) | kwargs
         a, b = given.get(names[-2]), given.get(names[-1])
@@ -272,7 +273,7 @@ COPIES = {Tensor.contiguous, Tensor.clone, torch.clone, Tensor.to, Tensor.float,
 
 
 class Use(NamedTuple):
-    """A weight, what it is multiplied with, and how that is a linear map."""
+    """A weight with its other operand, and how their product is a linear map."""
 
     name: str  # of the map
     map: LinearMap
@@ -305,7 +306,7 @@ class Scope:
         return self.views.get(module, ("", {}))[1]
 
     def contracted(self, args: Any, kwargs: Any, z: Tensor, parse: Parse) -> Iterator[Use]:
-        """A product of two tensors, either of which may be a weight."""
+        """Yield the uses of a product of two tensors, either of which may be a weight."""
         if kwargs.get("out") is not None or kwargs.get("alpha", 1) != 1:
             return
         call = parse(*args, **{name: value for name, value in kwargs.items() if name not in ("out", "alpha", "beta")})
@@ -329,7 +330,7 @@ class Scope:
         return Use(f"{name}.{which}" if name else which, m, owner, parameter, x)
 
     def returned(self, module: nn.Embedding, z: Tensor) -> Use | None:
-        """A table that returns its first, second, ... rows as they are looks them up."""
+        """Use of an embedding as a lookup of its first rows, if ``z`` is these rows unchanged; otherwise None."""
         part = self._part(z)
         if part is None or part.parameter is not module.weight or z.dim() != 2 or part.axes[0][1] != module.weight.stride(0) \
                 or part.axes[1] != (module.weight.shape[1], module.weight.stride(1)):
@@ -380,8 +381,8 @@ class Scope:
         return ()
 
     def _multiplied(self, part: ParameterPart, in_w: Labels, x: Tensor, in_x: Labels, out: Labels, z: Tensor) -> Iterator[Use]:
-        """A product with a part. Its axes are groups where both what it is multiplied with and the result have them, d_in and
-        d_out where one of the two has; those that it has not are positions."""
+        """Yield the uses of a product with a part of a parameter. Axes of the part are groups if both the other operand and the
+        result have them, d_in or d_out if one of the two has them."""
         if any(len(set(labels)) < len(labels) for labels in (in_w, in_x, out)) or x.is_sparse or not x.is_floating_point():
             return  # a diagonal is taken
         lengths = dict(zip(in_x, x.shape, strict=True))
@@ -452,8 +453,8 @@ class Scope:
             yield use._replace(map=LinearMap(use.map.matrix, m.inputs, m.outputs, m.kind))
 
     def _computed(self, w: Tensor) -> bool:
-        """Is this computed from the weight of the running module, and of its shape? It then stands for the weight, as that of a
-        parametrisation does. It may depend on nothing but the module's own parameters: not on what the module reads."""
+        """Return whether a tensor has the shape of the running module's weight and is computed from the module's own parameters
+        alone. It then stands for the weight, as with a parametrisation."""
         running = self.path[-1]
         own = getattr(running, "weight", None)
         if running in self.views or not isinstance(own, nn.Parameter) or own.shape != w.shape or w.grad_fn is None:

@@ -62,8 +62,8 @@ Sizes = list[tuple[float, float]]  # <F, G> and |F| |G| in each case
 
 
 class Factor:
-    """A weight matrix W [r, d_in], or the change W - W0 of one, and what is asked of it again and again: M = W W^T. A
-    large one (a vocabulary's) is read where it lies, and comes in double precision some columns at a time."""
+    """A weight matrix W [r, d_in], or its change W - W0, with quantities that are used often, such as M = W W^T. A large matrix
+    (of a vocabulary) is not copied; it is read in tiles in double precision."""
 
     def __init__(self, W: Float[Tensor, "r d_in"], W0: Float[Tensor, "r d_in"] | None = None) -> None:
         self.large, self.shape = W.numel() > TILE, W.shape
@@ -111,7 +111,7 @@ class Factor:
         return self.like(torch.eye(self.shape[0]))
 
     def matrix(self, K: Tensor | None, halves: tuple[Tensor, Tensor] | None = None) -> FeatureMatrix:
-        """Feature matrix W^T K W, with those of both halves of random outputs for its error."""
+        """Feature matrix W^T K W; ``halves`` are the K of both halves of random outputs, for its error."""
         return FeatureMatrix(self, K, halves)
 
     def without_each(self, parts: Parts) -> Sizes | None:
@@ -355,7 +355,7 @@ class FeatureMatrix:
 
     @property
     def isotropic(self) -> bool:
-        """Is K a multiple of the identity? Most are not, as their first rows show."""
+        """Return whether K is a multiple of the identity, from its first row where that decides."""
         if self.K is None:
             return False
         row, size = self.K[0, 1:], ISOTROPIC * len(self.K) ** 0.5 * self.K.diagonal().abs().max()  # at least that of the multiple
@@ -456,7 +456,7 @@ class Pair:
         return self.G.halves is not None
 
     def isotropic(self) -> Pair:
-        """The pair with K = c I in the place of its estimate."""
+        """Pair whose K is replaced by c I."""
         K, unit = self.G.K, self._factor.unit
         assert K is not None  # G always has one
         return Pair(self._factor, unit * ((K * unit).sum() / unit.square().sum()))

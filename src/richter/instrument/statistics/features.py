@@ -117,7 +117,7 @@ class FeatureRows(NamedTuple):
 
 
 def one_hot(Y: Float[Tensor, "n k"]) -> bool:
-    """Is one target of each example the same positive number, and are the others 0?"""
+    """Return whether each example has one positive target, equal for all examples, and the others are 0."""
     if not Y.numel() or Y.shape[1] < 2:
         return False
     top = Y.max()
@@ -328,8 +328,8 @@ class Classes:
         return torch.where(size > least, size, 0.0)
 
     def nearest(self, rows: Float[Tensor, "n p"]) -> Int[Tensor, " n"]:
-        """argmin_i |Phi - mu_i|: without |Phi|^2, which is the same for all, and about the mean of the means: no digits are
-        lost."""
+        """Nearest class mean, argmin_i |Phi - mu_i|. |Phi|^2 is left out, and the mean of the means is subtracted, so that no
+        digits are lost."""
         return self.present[((rows - self.means.mean(0)) @ self.m.T - self.m.square().sum(1) / 2).argmax(1)]
 
     def add(self, rows: Float[Tensor, "n p"], ids: Int[Tensor, " n"], guesses: Int[Tensor, " n"]) -> None:
@@ -374,7 +374,7 @@ class ClassMeans(_OfLayers):
         self.counts[name] += place.bincount(minlength=size)
 
     def merge(self, other: ClassMeans) -> None:
-        """Sums after the first pass; after the second, which every rank begins with the same means, what was centred on them."""
+        """Add the sums of another process: of the first pass, or of the second, which all begin with the same means."""
         self.broken |= other.broken
         for name in other.sums if not self.about else ():
             self.sums[name] = self.sums[name] + other.sums[name] if name in self.sums else other.sums[name]
@@ -448,7 +448,7 @@ class Scatter:
                        self.about + other.about + torch.outer(step, step) * (self.n * other.n / n))
 
     def __sub__(self, part: Scatter) -> Scatter:
-        """Subtract the other rows; accurate where what is left is no small share."""
+        """Subtract the scatter of some of the rows; accurate unless the remaining share is small."""
         n, step = self.n - part.n, part.mean - self.mean
         about = torch.addr(self.about - part.about, step, step, alpha=-part.n * self.n / n)
         return Scatter(n, self.mean - step * (part.n / n), about)
@@ -470,8 +470,7 @@ def _whole(parts: Sequence[Scatter]) -> Scatter:
 
 
 def scatter_without_each(parts: Sequence[Scatter]) -> list[Scatter]:
-    """Scatter of all rows but those of each part, of at least two parts: from all of them by one subtraction; added up anew
-    where so little is left that it would cost digits."""
+    """Scatter of all rows without each of two or more parts: by subtraction, or summed anew if it would lose digits."""
     whole = _whole(parts)
     least = REMAINING * whole.about.trace()
     return [rest if (rest := whole - part).about.trace() > least else _whole([*parts[:i], *parts[i + 1:]])
@@ -535,8 +534,8 @@ class FeatureMoments:
 
     @cached_property
     def whitening(self) -> Float[Tensor, "C r"]:
-        """B with <FB|FB> = 1: r outputs FB that span what the outputs span. Columns of any scale count alike; what is left of an
-        output that the others give but for rounding is none."""
+        """Matrix B with <FB|FB> = 1: the r outputs FB span the outputs. Outputs of any scale count alike; outputs that depend on
+        others up to rounding are dropped."""
         G = self.second("F", "F")
         size = G.diagonal().sqrt()
         scale = torch.where(size > 0, 1 / torch.where(size > 0, size, 1.0), 0.0)
@@ -582,8 +581,8 @@ class SampleRows:
 
 def paired(fit: SampleRows | FeatureMoments,
            aside: SampleRows | FeatureMoments | None = None) -> tuple[FeatureMoments, FeatureMoments]:
-    """A sample on which features are fitted and the one on which they are evaluated, the same if there is no other. Features are
-    written in a basis of what all examples span, where these are fewer than the features: nothing is lost, and less to do."""
+    """Fitting and evaluation sample; equal if there is no held-out one. If there are fewer examples than features, both are
+    written in a basis of the examples' span, which loses nothing."""
     given = [fit] if aside is None else [fit, aside]
     rows = [s.Phi for s in given if s.Phi is not None]
     few = len(rows) == len(given) and sum(map(len, rows)) < fit.p
@@ -627,7 +626,7 @@ class FeatureSums:
 
 
 class Samples(_OfLayers):
-    """Moments of what a map reads, beside targets and outputs, or its rows where they are few."""
+    """Joint moments of a map's inputs, targets and outputs; rows in place of moments if they are few."""
 
     def __init__(self, layers: Layers) -> None:
         super().__init__(layers)
@@ -687,8 +686,8 @@ SAMPLE = OfRows("features_and_outputs", Samples, lambda groups, p, C, rows: 8 * 
 
 @dataclass(frozen=True)
 class OfLayer(Derived):
-    """``compute`` of what is known of a layer's features: computed once for the last layer and for the whole model, which stands
-    for it. ``held_out``: also of the probe's held-out examples, where it has some."""
+    """Value of ``compute`` on a layer's features, computed once for the last layer and the whole model. ``held_out``: also on the
+    probe's held-out examples, if there are any."""
 
     held_out: bool = False
 

@@ -259,8 +259,8 @@ def _energy(Y: Float[Tensor, "n k"], counted: Tensor | None) -> float:
 
 
 def _estimate(K: Float[Tensor, "v n v n"], everything: tuple[Tensor, float], *fewer: tuple[Tensor, float]) -> Estimate:
-    """Estimate from all draws, and with each draw or group of examples left out: sets of examples, and what is left of the labels
-    there. To centre these anew changes nothing, because the metric takes a constant to zero."""
+    """Estimate from all draws, and without each group of draws or examples. ``sets`` are the examples with the labels' norm. The
+    metric takes constants to zero, so labels need no new centring."""
     m = len(K) - 1
     every = torch.arange(m)
 
@@ -273,7 +273,7 @@ def _estimate(K: Float[Tensor, "v n v n"], everything: tuple[Tensor, float], *fe
 
 
 def _norm(K: Float[Tensor, "v n v n"]) -> float:
-    """|I|_F, its square without bias: the squares of products of different examples, and of different draws of the same one."""
+    """Norm |I|_F; its square is unbiased: from products of different examples, and of different draws of one example."""
     m = len(K)
     blocks = K.square().sum((0, 2))  # "n n"
     same = K.diagonal(dim1=1, dim2=3)  # "v v n"
@@ -282,7 +282,7 @@ def _norm(K: Float[Tensor, "v n v n"]) -> float:
 
 
 def _top(K: Float[Tensor, "v n v n"]) -> float:
-    """The largest eigenvalue is too large by c / draws: twice that of all draws, minus the mean of both halves, is not."""
+    """Largest eigenvalue, without the bias c / draws: twice that of all draws, minus the mean of both halves."""
     m, n = K.shape[:2]
 
     def top(draws: slice) -> float:
@@ -315,7 +315,7 @@ class FisherMatrix(Statistic):
 
 
 def no_classes(subject: Subject) -> bool:
-    """Are there labels, and are they no classes? Without labels the outputs may be logits: no label enters the matrix."""
+    """Return whether there are labels that are not classes. Without labels, outputs may be logits: no label enters the matrix."""
     return subject.targets.objective is not None and subject.targets.objective.classes is None
 
 

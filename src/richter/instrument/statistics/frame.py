@@ -74,7 +74,7 @@ class Stack(Sequence[Any]):
 
 
 def together(varied: Sequence[Sequence[Any]], kind: str) -> list[tuple[Any, ...]]:
-    """The values of several statistics with the same group left out of each."""
+    """Values of several statistics, each without the same group."""
     sizes = sorted({len(values) for values in varied})
     if len(sizes) > 1:
         raise NoError(f"no standard error: what it is made of is in {' and '.join(map(str, sizes))} groups of {kind}, and none "
@@ -148,7 +148,7 @@ def in_range(numbers: Tensor, subject: Subject, vanished: bool = False) -> Tenso
 
 
 def finite(number: float) -> float:
-    """A size by which something is divided: by one that is infinite, a wrong 0 would come out."""
+    """Return a size that is a divisor; raise an error if it is infinite, because the quotient would be a wrong 0."""
     if not math.isfinite(number):
         raise Beyond
     return number
@@ -165,7 +165,7 @@ def decomposed() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Wants:
-    """Requirements of a statistic: what it asks of a pass over the examples, and what it holds in memory."""
+    """Requirements of a statistic: captures and passes that it needs, and the memory that it holds."""
 
     maps: tuple[str, ...] = ()  # captures of these; without backward and reads, only their calls
     outputs: bool = False  # does it look at what the network returns? Without maps and outputs it takes no part in a pass
@@ -215,7 +215,7 @@ class Gathering(Protocol):
         return
 
     def again(self) -> bool:
-        """After a pass: is another one needed? (Class means first, then what is centred on them.)"""
+        """Return whether another pass is needed, e.g. first class means, then scatter about them."""
         return False
 
     def value(self, place: str, without: Group | None = None) -> Any:
@@ -267,7 +267,7 @@ class Simple(Gathering):
 
 
 class Remembered(Gathering):
-    """A gathering whose values are computed once for all measures; those of one place at a time are held."""
+    """A gathering whose values are computed once for all measures; it holds the values of one place at a time."""
 
     def __init__(self, gathering: Gathering, everywhere: bool = False) -> None:
         self.gathering = gathering
@@ -285,7 +285,7 @@ class Remembered(Gathering):
         return self.gathering.sweep
 
     def _at(self, place: str) -> None:
-        """Forget the values of another place; only those of one place are held."""
+        """Forget the values of other places."""
         if place != self.place and not self.everywhere:
             self.values, self.missing, self.left_out, self.place = {}, {}, {}, place
 
@@ -369,8 +369,7 @@ def joined(remarks: Sequence[Remark]) -> Remark:
 
 
 def place_of(needs: Sequence[Statistic]) -> Place:
-    """Place where a function of these has values: at modules, at linear maps, of the whole model alone, or wherever it is asked.
-    """
+    """Place where a function of these statistics has values: at modules, at linear maps, for the whole model, or anywhere."""
     places = {s.place for s in leaves(needs)}
     return next((place for place in ("module", "read", "map", "model") if place in places), "any")  # type: ignore[return-value]
 
@@ -396,8 +395,8 @@ def survey_bytes(subject: Subject) -> int:
 
 
 def audit_bytes(subject: Subject, maps: Iterable[str]) -> int:
-    """Bytes of the gradients with which captures of these maps are compared: some of them at once, or one that is several maps,
-    whose parts are added up. Those of a small model are not what a bound is about."""
+    """Bytes of the gradients with which captures of these maps are compared, some maps at a time; parts of one weight are added
+    up."""
     survey, item = subject.survey, subject.itemsize
     weights = {name: subject.state[name].numel() for k in maps if (name := survey.maps[k].weight) is not None}
     largest = item * max(weights.values(), default=0)
@@ -416,7 +415,7 @@ BLOCK_BYTES = 2 ** 26  # of what is asked at a time; larger blocks were slower, 
 
 @dataclass
 class Reading:
-    """Some examples of the probe after their forward pass, and what a block of cotangents asks of every map."""
+    """Some examples of the probe after their forward pass, with the backward signals of a block of cotangents."""
 
     subject: Subject
     rows: slice  # which examples of the probe
@@ -467,14 +466,14 @@ class Reading:
                  else int(keep[mine].sum())) for g, mine in self.groups() if range(n)[mine]]
 
     def read(self, name: str) -> Tensor | None:
-        """Return what a map read, "n s d_in", zero at masked positions; None if these examples do not reach it."""
+        """Inputs of a map, "n s d_in", zero at masked positions; None if these examples do not reach it."""
         if not self.chunk.reaches(name):
             return None
         h = self.chunk.reads(name)
         return _masked_read(h, self.kept(name, h.shape[1]))
 
     def plain(self, name: str) -> LayerCapture | None:
-        """A map as it is: grouped ones in groups, masked positions included. None if these examples do not reach it."""
+        """Capture of a map without masking; grouped maps stay in groups. None if these examples do not reach it."""
         if name in self.captures and name not in self._plain:
             self._plain[name] = ready(self.captures[name], self.subject.wide)
         return self._plain.get(name)
@@ -530,7 +529,7 @@ def _masked(c: LayerCapture, keep: Tensor | None) -> LayerCapture:
 
 
 def _masked_read(h: Tensor, keep: Tensor | None) -> Tensor:
-    """A lookup that reads nothing has the index -1. What was not read (there is no axis of positions) stays as it is."""
+    """Inputs with masked positions zero; a lookup that reads nothing has the index -1."""
     if keep is None or h.shape[:2] != keep.shape:
         return h
     keep = keep.to(h.device).reshape(*keep.shape, *[1] * (h.dim() - 2))
@@ -561,7 +560,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ProbePass:
-    """One pass over the probe: what it gathers, its sizes, and the loop."""
+    """One pass over the probe: the statistics that it gathers, its sizes, and its loop."""
 
     subject: Subject
     wants: Sequence[Wants]
@@ -596,7 +595,7 @@ class ProbePass:
 
     @property
     def least(self) -> int:
-        """Bytes of one example of it, with all that is held, and of what is done with that afterwards."""
+        """Bytes that the pass needs with chunks of one example."""
         held = sum(w.held for w in self.wants)
         return max(sum(self.sizes) if self.wants else 0, held + max((w.alone for w in self.wants), default=0))
 
@@ -607,7 +606,7 @@ class ProbePass:
         return fitting(subject.memory - held, graph + each, min(subject.probe.chunk, subject.probe.n), subject.survey.drawn)
 
     def block(self, number: int, chunk: int) -> int:
-        """Cotangents at a time, so that what is captured stays within memory."""
+        """Number of cotangents at a time, so that captures stay within the memory limit."""
         held, graph, each = self.sizes
         room = (self.subject.memory - held) // chunk
         return int(max(1, min(number, (room - graph) // each, BLOCK_BYTES // (chunk * each))))
@@ -668,7 +667,8 @@ class ProbePass:
             self._add(chunk, families, blocks)
 
     def side_by_side(self, maps: Sequence[str], number: int) -> int:
-        """Examples whose derivatives in so many cotangents are computed together: a quarter of a chunk, and of memory."""
+        """Number of examples whose derivatives in several cotangents are computed together: a quarter of a chunk, and of the
+        memory."""
         held, graph, _ = self.sizes
         each = graph + self.subject.itemsize * 3 * number * sum(self.subject.survey.maps[k].width for k in maps)
         return fitting((self.subject.memory - held) // 4, each, math.ceil(self.chunk() / 4), self.subject.survey.drawn)
@@ -703,7 +703,7 @@ class ProbePass:
 
 
 def wants_of(subject: Subject, keys: Iterable[Key]) -> dict[Key, Wants]:
-    """All that these are made of, each after what it is made of itself."""
+    """All statistics behind these, each after those that it is made of."""
     every: dict[Key, Wants] = {}
 
     def visit(key: Key) -> None:
@@ -722,8 +722,8 @@ def due_of(every: Mapping[Key, Wants]) -> dict[Key, Wants]:
 
 
 def streamed(subject: Subject, wants: Mapping[Key, Wants]) -> dict[Key, Wants]:
-    """Choose what one pass gathers: what it must, one optional statistic if there is room for it, and comparisons with other
-    networks if they do not make chunks smaller. One that adds more passes comes first: they serve the others."""
+    """Choose what one pass gathers: all that is required, one optional statistic if it fits, and comparisons with other networks
+    if they do not make chunks smaller. Those that add more passes come first, because they serve the others."""
     due = due_of(wants)
     compared = {key: w for key, w in sorted(wants.items(), key=lambda item: -item[1].adds) if w.beside}
     for key, w in wants.items():
