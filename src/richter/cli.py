@@ -14,8 +14,12 @@ __all__ = ["main", "parser"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code. Every error is printed as one sentence."""
-    args = parser().parse_args(arguments)
+    """Run the command line and return the exit code. Every error is printed as one sentence. Without arguments it shows help."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if not given:
+        parser().print_help()
+        return 0
+    args = parser().parse_args(given)
     try:
         return int(args.do(args))
     except RichterError as why:

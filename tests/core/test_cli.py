@@ -15,13 +15,15 @@ import pytest
 import richter
 import tiny
 from richter import cli
+from richter.commands.list import WORDS
 from richter.core import Row
+from richter.experiments.outcomes import OUTCOMES
 from richter.instrument.observe import log_spaced
 from richter.instrument.snapshot import Snapshot
 from richter.workflows.demo import TIMES, DemoSettings
 
 COMMANDS = ("demo", "runs", "report", "serve", "doctor", "compare", "export", "scaling", "list", "run", "check", "ledger",
-            "cite", "data", "completion")
+            "cite", "data", "words", "completion")
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
@@ -100,6 +102,8 @@ def test_a_run_is_exported(store: Path, tmp_path: Path, capsys: pytest.CaptureFi
     lines = (tmp_path / "rich.csv").read_text().splitlines()
     assert lines[0] == "step,layer,measure,value,error,note,mark"
     assert len(lines) == 1 + 18 + 2
+    assert printed(capsys, "export", str(store / "rich"), "-o", "-").splitlines() == lines
+    assert printed(capsys, "export", str(store / "rich")).splitlines() == lines
     pytest.importorskip("pyarrow")
     printed(capsys, "export", str(store / "rich"), "-o", str(tmp_path / "rich.parquet"))
     assert (tmp_path / "rich.parquet").stat().st_size > 0
@@ -112,6 +116,11 @@ def test_a_report_is_written(store: Path, tmp_path: Path, capsys: pytest.Capture
     HTMLParser().feed((tmp_path / "both.html").read_text())
     assert {p.suffix for p in (tmp_path / "figures").iterdir()} == {".svg", ".pdf"}
     assert printed(capsys, "report", str(store / "rich")).strip() == str(store / "rich/report.html")
+    assert printed(capsys, "report", str(store)).strip() == str(store / "report.html")  # of all runs in the folder
+    text = (store / "report.html").read_text()
+    assert all(run in text for run in ("rich", "lazy"))
+    (tmp_path / "empty").mkdir()
+    assert "is neither a run nor a folder with runs" in printed(capsys, "report", str(tmp_path / "empty"), code=2)
 
 
 def test_experiments_measures_and_theories_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,7 +137,29 @@ def test_experiments_measures_and_theories_are_listed(capsys: pytest.CaptureFixt
     row = next(r for r in json.loads(printed(capsys, "list", "--json"))["experiments"] if r["name"] == e.name)
     assert (row["title"], row["ref"], tuple(row["data"]), tuple(row["more_data"])) == (
         e.title, str(e.ref), e.data, e.more_data)
-    assert "mnist_5k, mnist (paper)" in shown
+    assert "needs mnist_5k, mnist (paper)" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_lists_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is cut off: what does not fit is wrapped. The words of the verdicts are explained below."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = printed(capsys, "list", "experiments")
+    assert max(map(len, shown.splitlines())) <= width
+    words = " ".join(shown.split())
+    rows = json.loads(printed(capsys, "list", "experiments", "--json"))["experiments"]
+    assert all(row["title"] in words for row in rows)
+    meanings = WORDS | dict(OUTCOMES)
+    for verdict in {verdict for row in rows for verdict in row["verdict"].values()}:
+        assert f"{verdict} {meanings[verdict]}" in words
+    for what in ("measures", "theories"):
+        assert max(map(len, printed(capsys, "list", what).splitlines())) <= width
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys)
+    assert shown.startswith("usage: richter COMMAND ...")
+    assert "`richter COMMAND --help` shows the options and examples of each." in shown
 
 
 def test_the_default_measures_are_marked_and_first(capsys: pytest.CaptureFixture[str]) -> None:

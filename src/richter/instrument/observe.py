@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import math
 import operator
 import os
@@ -645,6 +646,18 @@ class Observer:
         """The last step of a call or a measurement."""
         steps = [self._seen, *(s.step for s in self.snapshots[-1:])]
         return max((int(s) for s in steps if s is not None), default=None)
+
+    def __repr__(self) -> str:
+        last = f", the last at step {self.snapshots[-1].step}" if self.snapshots else ""
+        where = f", in {self.writer.path}" if self.writer is not None else ""
+        failed = f", {len(self.failures)} failures" if self.failures else ""
+        return (f"Observer({type(self.model).__name__} on {self.probe.n} examples: {len(self.snapshots)} measurements{last}, "
+                f"{self.share:.1%} of wall time{failed}{where})")
+
+    def _repr_html_(self) -> str:
+        """Return one line and the last numbers."""
+        last = f'<div style="max-height:24em;overflow:auto">{self.snapshots[-1]._repr_html_()}</div>' if self.snapshots else ""
+        return f"<p>{html.escape(repr(self))}</p>{last}"
 
     # -------------------------------------------------------------------------------------------------------- ending
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import html
 import inspect
 import math
 import random
@@ -262,7 +263,7 @@ def _stacked(v: Any) -> Any:
 IGNORE_INDEX = -100  # as in torch.nn.functional.cross_entropy
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Probe:
     """A fixed set of examples, the same at every measurement.
 
@@ -325,6 +326,23 @@ class Probe:
             self._check_labels(self.y)
         if self.held_out is not None:
             put("held_out", self._aside(self.held_out, shift))
+
+    def __repr__(self) -> str:
+        return f"Probe({', '.join(self._words())})"
+
+    def _repr_html_(self) -> str:
+        return f"<b>Probe</b>: {html.escape(', '.join(self._words()))}"
+
+    def _words(self) -> list[str]:
+        """Describe inputs, labels and parts."""
+        shapes = list[str]()
+        _each(self.x, lambda t, name: shapes.append(f"{name} {[*t.shape]} of {str(t.dtype).removeprefix('torch.')}"))
+        labels = "no labels"
+        if self.y is not None:
+            ids = self.y[self.y != self.ignore_index] if _is_classes(self.y) else None
+            labels = f"y {[*self.y.shape]}" if ids is None else f"{len(ids.unique())} classes"
+        return [f"{self.n} examples", *shapes, labels, *(["a mask"] if self.mask is not None else []),
+                *([f"{self.held_out.n} held out"] if self.held_out is not None else [])]
 
     def _check_options(self) -> None:
         """Raise an error for options that are not valid."""

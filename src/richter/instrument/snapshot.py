@@ -45,7 +45,7 @@ def unknown_row(owner: str, measure: str, layer: str, known: Iterable[tuple[str,
     return unknown(owner, "layer", layer, dict.fromkeys(layers_by_measure[measure]), of=f" for {measure!r}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Snapshot:
     """The rows of one measurement: a value, its standard error over probe examples and a note, by measure and layer."""
 
@@ -130,6 +130,10 @@ class Snapshot:
         lines = [table(body, right=range(1, len(measures) + 1))] if measures else []
         lines += textwrap.wrap(f"whole model: {', '.join(whole)}", 130, break_on_hyphens=False) if whole else []
         return "\n".join([*lines, *(f"{k}: {text}" for k, text in self.notes.items())])
+
+    def __repr__(self) -> str:
+        layers, at = len([k for k in self.layers if k != WHOLE]), "" if self.step is None else f"step {self.step}: "
+        return f"Snapshot({at}{len(self.measures)} measures of {layers} layers on {self.examples} examples)"
 
     def _repr_html_(self) -> str:
         """Table for notebooks."""

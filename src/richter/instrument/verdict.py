@@ -8,6 +8,7 @@ and ``function_change`` the word of each layer.
 from __future__ import annotations
 
 import contextlib
+import html
 import math
 import os
 from collections.abc import Sequence
@@ -132,7 +133,7 @@ class LayerVerdict:
         return ", ".join(f"{k} {v:.3g}" for k, v in self.evidence.items())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """A verdict for the whole model and for each layer, with evidence and advice. ``print`` it.
 
@@ -156,6 +157,21 @@ class Diagnosis:
         head = [f"Magnitude: {self.magnitude}"] if self.magnitude else []
         return "\n".join([*head, f"Verdict: {self.verdict}", f"  {self.measured}",
                           *(f"  {v.layer.ljust(width)}  {v}" for v in self.layers), *self.lines])
+
+    def __repr__(self) -> str:
+        at = "" if self.step is None else f" at step {self.step}"
+        return f"Diagnosis({self.word!r}{f', magnitude {self.magnitude}' if self.magnitude else ''}{at})"
+
+    def _repr_html_(self) -> str:
+        """The verdict, what each layer did, and evidence and advice."""
+        def cell(text: object) -> str:
+            return f"<td style='text-align:left'>{html.escape(str(text))}</td>"
+
+        head = f" (magnitude {html.escape(str(self.magnitude))})" if self.magnitude else ""
+        layers = "".join(f"<tr>{cell(v.layer)}{cell(v.words)}{cell(v.numbers)}</tr>" for v in self.layers)
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.lines)
+        return (f"<p><b>{html.escape(self.verdict)}</b>{head}<br>{html.escape(self.measured)}</p><table>{layers}</table>"
+                f"<ul>{lines}</ul>")
 
     @property
     def measured(self) -> str:

@@ -8,7 +8,7 @@ import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -326,8 +326,8 @@ class Run:
 
     # ------------------------------------------------------------------------------------------------------- export
 
-    def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write all rows and scalars (as measure = name, layer empty) as a table."""
+    def to_csv(self, path: str | os.PathLike[str] | TextIO) -> None:
+        """Write all rows and scalars (as measure = name, layer empty) as a table, to a file by its name or an open one."""
         self.table.to_csv(path, index=False, lineterminator="\r\n")  # RFC 4180, which allows line breaks in names
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:

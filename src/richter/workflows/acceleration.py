@@ -13,6 +13,8 @@ the two kernels imply. All descend on the squared error of ``nn.MSELoss``: its m
 from __future__ import annotations
 
 import copy
+import html
+import io
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +48,7 @@ TITLES = {"network": "the network", "kernel": "its initial kernel", "rescaled": 
           "ofe": "optimal feature evolution"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Acceleration:
     """Result of ``acceleration``. ``curves``: losses [t] at ``steps``, by name: network, kernel, rescaled, ofe."""
 
@@ -84,6 +86,16 @@ class Acceleration:
         moved = (f"The kernel's norm is {self.norm:.3g} times its initial value, its alignment with the labels went from "
                  f"{self.alignment[0]:.3f} to {self.alignment[1]:.3f}, and the effective gamma is {self.gamma:.3g}.")
         return f"{verdict}: {numbers}. {moved}" + (f" {self.note}" if self.note else "")
+
+    def __repr__(self) -> str:
+        losses = ", ".join(f"{name} {float(curve[-1]):.3g}" for name, curve in self.curves.items())
+        return f"Acceleration({int(self.steps[-1]):,} steps: losses {losses}; gamma {self.gamma:.3g})"
+
+    def _repr_html_(self) -> str:
+        """The summary and the figure."""
+        drawn = io.StringIO()
+        self.draw().savefig(drawn, format="svg")
+        return f"<p>{html.escape(self.summary)}</p>{drawn.getvalue()[drawn.getvalue().index('<svg'):]}"
 
     def draw(self, path: str | os.PathLike[str] | None = None) -> Figure:
         """Draw the four losses and the alignment; save the figure if a path is given."""
