@@ -5,7 +5,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test check claims zoo lint bench docs clean
 
-demo: .venv/installed  ## train a small network on digits, watch it, say which layers learned features
+demo: .venv/installed  ## train one network on digits twice, lazily and richly, and write their report: a minute
 	$(BIN)/richter demo
 
 test: .venv/installed-dev  ## all tests but the long ones: about 8 minutes on two free cores

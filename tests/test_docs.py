@@ -250,14 +250,40 @@ def test_the_examples_of_linear_networks_print_what_they_say(capsys: pytest.Capt
     assert numbers[0] == pytest.approx(numbers[1], abs=0.11)
 
 
-def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     x, y = torch.randn(300, 5), torch.arange(300) % 3
-    model = mlp([5, 6, 3], seed=0)
-    names = {"model": model, "x": x, "y": y, "train_step": train_step, "loader": [(x[:32], y[:32])] * 3}
-    loop, hugging_face, kernels = blocks("README.md")
+    for code in blocks("README.md"):
+        exec(code, {"model": mlp([5, 6, 3], seed=0), "x": x, "y": y, "train_step": train_step, "loader": [(x[:32], y[:32])] * 30})
+    assert "Verdict: " in capsys.readouterr().out
+    assert richter.runs.load("runs/first").status == "finished"
+
+
+def test_the_readme_comes_to_the_point() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    first = lines.index("```python")
+    end = lines.index("```", first)
+    assert first < 24
+    assert sum(len(re.sub(r"\]\([^)]*\)", "]", line).split()) for line in lines[:first]) <= 150
+    assert len([line for line in lines[first + 1:end] if line]) <= 7
+    output = lines.index("```", end + 1)
+    assert lines.index("```", output + 1) - output <= 7
+    assert len(lines) <= 120
+    order = [next(i for i, line in enumerate(lines) if word in line) for word in (
+        "**Richter", "docs/claims.md", "![", "pip install", "make demo", "make test", "```python",
+        "## Use it to", "**Lazy**", "**Rich**",
+        "| question | call | page |", "## What it promises", "## Limits", "## Cite")]
+    assert order == sorted(order)
+
+
+def test_first_steps_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = torch.randn(300, 5), torch.arange(300) % 3
+    names = {"model": mlp([5, 6, 3], seed=0), "x": x, "y": y, "train_step": train_step, "loader": [(x[:32], y[:32])] * 3}
+    loop, once, hugging_face, kernels = blocks("docs/start.md")
     exec(loop, names)
     assert set(names["watch"].frame.columns) == {"step", "layer", "measure", "value", "error", "note", "mark"}
+    exec(once, names)
     exec(kernels, names | {"x": x[:8]})
     transformers = pytest.importorskip("transformers")
     ids = torch.randint(0, 7, (6, 4))

@@ -38,7 +38,7 @@ from richter.core import Card, Mark, RichterError, Row, SelectionError, StoreErr
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.verdict import diagnose
 from richter.measures.cards import CARDS, panels
-from richter.report import listing, server, shelf, views
+from richter.report import listing, server, shelf, sweep, views
 from richter.report.answers import answers
 from richter.report.guard import chosen_token
 from richter.report.query import Query
@@ -98,7 +98,7 @@ def test_the_verdict_needs_only_the_ends(tmp_path: Path) -> None:
     run = Run(make(tmp_path / "run", steps=7))
     assert [s.step for s in run.ends] == [0, 6]
     assert [s.rows for s in run.ends] == [run.snapshots[0].rows, run.snapshots[-1].rows]
-    logged = {name: getattr(run, name) for name in ("names", "scalar", "last", "failures")}
+    logged = {name: getattr(run, name) for name in ("scalar_names", "scalars", "last", "failures")}
     assert diagnose(SimpleNamespace(snapshots=run.ends, **logged)) == diagnose(run)
     assert Run(make(tmp_path / "empty", steps=0)).ends == []
     with create(tmp_path / "rows") as writer:  # written without snapshots
@@ -376,7 +376,8 @@ def added() -> Iterator[views.View]:
 
 def test_the_folder_is_the_list_of_views(store: Path) -> None:
     listed = client(store).get("/api/views").json()["views"]
-    assert [v["title"] for v in listed] == ["Curves", "Profiles", "Matrices", "Features", "Compare", "Verdict", "Settings"]
+    assert [v["title"] for v in listed] == [
+        "Curves", "Runs", "Profiles", "Matrices", "Features", "Compare", "Verdict", "Settings"]
     assert {v["name"] for v in listed} == {p.stem for p in Path(views.__file__).parent.glob("[!_]*.py")}
     for v in listed:
         assert client(store).get(f"/static/{v['script']}").status_code == 200
@@ -765,7 +766,7 @@ def test_each_part_of_the_extra_is_needed(store: Path, missing: str, monkeypatch
 
 def test_without_the_extra_reports_are_whole(store: Path) -> None:
     done = without_the_extra(f"import richter.report.views, richter.report.answers\nfrom richter.cli import main\n"
-                             f"assert len(richter.report.views.tabs()) == 7\n"
+                             f"assert len(richter.report.views.tabs()) == 8\n"
                              f"sys.exit(main(['report', {str(store / 'a')!r}, '-o', {str(store / 'r.html')!r}]))")
     assert done.returncode == 0, done.stderr
     assert (store / "r.html").read_text(encoding="utf-8").count("<img ") >= 4
@@ -842,7 +843,7 @@ def test_the_page_lists_the_runs(site: tuple[str, Path], browser: Browser) -> No
 def test_choices_change_the_figure_and_the_address(site: tuple[str, Path], browser: Browser) -> None:
     browser.open(f"{site[0]}#run=first")
     browser.until(f"{points('nfc')} === '9,9'")
-    assert browser.panels() == ["feature correlation (nfc)", "share learned (c_uc_ratio)", "weights moved |W-W0|/|W|", "loss"]
+    assert browser.panels() == ["loss", "feature correlation (nfc)", "share learned (c_uc_ratio)", "weights moved |W-W0|/|W|"]
     browser.click("#measures label", "nfc")
     browser.until("document.querySelectorAll('.panel').length === 3")
     browser.click("#layers label", "2")
@@ -852,12 +853,12 @@ def test_choices_change_the_figure_and_the_address(site: tuple[str, Path], brows
     address = browser.run("return location.href")
     browser.open(address)  # shared, it shows the same
     browser.until(f"{points('c_uc_ratio')} === '9,6'")
-    assert browser.panels() == ["share learned (c_uc_ratio)", "weights moved |W-W0|/|W|", "loss"]
+    assert browser.panels() == ["loss", "share learned (c_uc_ratio)", "weights moved |W-W0|/|W|"]
 
 
 def test_zoom_hover_and_axes(site: tuple[str, Path], browser: Browser) -> None:
     from selenium.webdriver import ActionChains
-    browser.open(f"{site[0]}#run=first")
+    browser.open(f"{site[0]}#run=first&linx")
     drag = browser.until("document.querySelector('[data-panel=nfc] .nsewdrag')")
     panel = browser.until("document.querySelector('[data-panel=nfc]')")
     ActionChains(browser.driver).move_to_element(drag).perform()
@@ -879,6 +880,58 @@ def test_zoom_hover_and_axes(site: tuple[str, Path], browser: Browser) -> None:
     browser.until("document.querySelector('[data-panel=nfc] .plot').layout.yaxis.type === 'log'")
     browser.click("#tools button", "log steps")
     browser.until("document.querySelector('[data-panel=nfc] .plot').layout.xaxis.type === 'log'")
+
+
+def test_the_runs_are_sorted_and_plotted_in_one_table(site: tuple[str, Path], browser: Browser) -> None:
+    folder = site[1] / "sweep"
+    worse = {"probe_accuracy": 0.1, "probe_loss": 50.0, "feature_change_cka": 1e6}
+    for name, lr, now in (("low", 0.01, {"magnitude": -1.0}), ("high", 0.5, {"magnitude": 1.5}), ("off", 10.0, worse)):
+        Training(now, loss=[2.3, 2.0 if name == "off" else 0.3]).keep(folder / name, {"lr": lr})
+    rows = "[...document.querySelectorAll('.sweep tbody tr')].map(r => [...r.children].map(c => c.textContent))"
+    try:
+        with serving(folder) as address:
+            browser.open(f"{address}#view=sweep")
+            browser.until(f"{rows}.length === 3")
+            head = "[...document.querySelectorAll('.sweep thead th')].map(c => c.textContent.split(' ')[0])"
+            assert browser.run(f"return {head}") == sweep.table({"": Run(folder / "low"), "b": Run(folder / "off")}).columns
+            for order in ("ascending", "descending"):
+                browser.click(".sweep thead button", "magnitude")
+                browser.until(f"document.querySelector('.sweep [aria-sort={order}]')?.textContent.startsWith('magnitude')")
+            assert "sort=-magnitude" in browser.run("return location.hash")
+            assert [r[0] for r in browser.run(f"return {rows}")] == ["high", "low", "off"]  # largest first, gaps last
+            plotted = "document.querySelector('.plot.tall').data[0]"
+            browser.until(f"{plotted}.y.length === 2")
+            assert browser.run(f"return [{plotted}.x.join(), {plotted}.y.join()]") == ["0.5,0.01", "1.5,-1"]
+            browser.click("#runs-title ~ #some button", "none")
+            browser.until("!document.querySelector('.sweep tr.on')")
+            browser.click("#runs-title ~ #some button", "all")
+            browser.until("document.querySelectorAll('.sweep tr.on').length === 3")
+            browser.click("#views button", "Curves")
+            panel = "document.querySelector('[data-panel=feature_change_cka] .plot')"
+            browser.until(f"{panel}?.layout?.yaxis?.range?.[1] < 1")  # the run that diverged does not set the axis
+            assert "off diverged; the axis shows the others." in browser.text()
+            assert browser.panels()[:4] == ["loss", "magnitude", "linearisation gap (G)", "feature change (F)"]
+            assert browser.run(f"return {panel}.data.filter(t => t.customdata).map(t => t.mode).join()").count("markers") == 3
+            assert browser.run(f"return {panel}.layout.legend.x") > 1
+            assert browser.run(f"return {panel}.layout.xaxis.type") == "log"
+            browser.open("about:blank")
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_names_of_layers_are_short(site: tuple[str, Path], browser: Browser) -> None:
+    folder = site[1] / "layers"
+    with create(folder) as writer:
+        names = ["transformer.h.0.q", "transformer.h.1.q", ""]
+        writer.rows([Row(s, k, "nfc", 0.5 + s, 0.1) for s in (0, 100) for k in names])
+    try:
+        browser.open(f"{site[0]}#run=layers")
+        browser.until(DRAWN)
+        shown = "[...document.querySelectorAll('#layers .name')].map(n => n.textContent)"
+        assert browser.run(f"return {shown}") == ["0.q", "1.q", "(root)"]
+        assert browser.run("return document.querySelector('#layers label').title") == "transformer.h.0.q"
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_everything_is_reached_with_the_tab_key(site: tuple[str, Path], browser: Browser) -> None:
@@ -991,7 +1044,7 @@ def test_what_is_so_by_definition_is_dotted(site: tuple[str, Path], browser: Bro
 def test_a_measure_of_one_s_own_is_drawn_under_its_title(site: tuple[str, Path], browser: Browser) -> None:
     browser.open(f"{site[0]}#run=second")
     browser.until(DRAWN)
-    assert browser.panels()[2] == "distance <b>gone</b>"
+    assert browser.panels()[3] == "distance <b>gone</b>"
     assert browser.run("return document.querySelector('[data-panel=weight_change] h3').title") == "How <i>far</i> it went."
     assert "distance <b>gone</b>" in browser.run("return document.getElementById('measures').innerText")
 

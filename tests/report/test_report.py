@@ -217,7 +217,7 @@ def test_names_are_text_and_nothing_else(tmp_path: Path) -> None:
     seen = check_safe(report([found], tmp_path / "r.html").read_text(encoding="utf-8"))
     assert seen.tags.count("img") == seen.tags.count("figure")
     assert not {"b", "i", "u"} & set(seen.tags)
-    for words in (*EVIL[:3], image, "<b>loss</b> $a$", "<i>mine</i>", "failed: <script>5</script>", "(no name)"):
+    for words in (*EVIL[:3], image, "<b>loss</b> $a$", "<i>mine</i>", "failed: <script>5</script>", "(root)"):
         assert words in seen.text, words
     for figure in (figures.curves(found), figures.heat_map(found, "nfc"), figures.compare([found], "nfc")):
         shown = written(svg_text(figure))

@@ -92,6 +92,6 @@ def _runs(args: argparse.Namespace) -> tuple[dict[str, Any], list[str], Comparis
 
 
 COMMAND = Command("compare", __doc__, do, arguments, group="look at runs", place=24, examples=(
-    "richter compare runs/small runs/large", "richter compare runs/demo --steps 0 1000",
+    "richter compare runs/small runs/large", "richter compare runs/demo/rich --steps 0 1000",
     "richter compare first.safetensors last.safetensors --model my_code:make_model --data mnist",
-    "richter compare runs/demo last.pt --model my_code:make_model --debiased --figures pictures/"))
+    "richter compare runs/demo/rich last.pt --model my_code:make_model --debiased --figures pictures/"))

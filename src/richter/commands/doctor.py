@@ -48,4 +48,4 @@ def _folder(args: argparse.Namespace) -> int:
 
 
 COMMAND = Command("doctor", __doc__, do, arguments, group="look at runs", place=23,
-                  examples=("richter doctor runs/demo", "richter doctor runs/demo --json", "richter doctor runs/sweep"))
+                  examples=("richter doctor runs/demo", "richter doctor runs/demo/rich --json"))

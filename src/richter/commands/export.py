@@ -33,4 +33,5 @@ def do(args: argparse.Namespace) -> int:
 
 
 COMMAND = Command("export", __doc__, do, arguments, group="look at runs", place=25, examples=(
-    "richter export runs/demo -o demo.csv", "richter export runs/demo -o -", "richter export runs/demo -o demo.parquet"))
+    "richter export runs/demo/rich -o rich.csv", "richter export runs/demo/rich -o -",
+    "richter export runs/demo/rich -o rich.parquet"))

@@ -104,5 +104,5 @@ def _is_number(cell: str) -> bool:
 
 
 COMMAND = Command("scaling", __doc__, do, arguments, group="look at runs", place=26, examples=(
-    "richter scaling sizes.csv --resource data --at 1e6 1e7", "richter scaling runs/demo --name loss --start 100",
+    "richter scaling sizes.csv --resource data --at 1e6 1e7", "richter scaling runs/demo/rich --name loss --start 100",
     "richter scaling flops.csv --resource compute --figures pictures/ --json"))

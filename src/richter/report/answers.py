@@ -11,6 +11,8 @@ from richter.report.query import Query
 from richter.report.shelf import DAMAGE, Chosen
 from richter.report.views import Answer, Panel, tabs
 
+FIRST = ("magnitude", "linearisation_gap", "feature_change_cka", *SHOWN_FIRST[1:])  # measures that the page shows first
+
 
 def run(runs: Chosen, query: Query) -> Any:
     """Return the contents of one run: measures in the order of the report with the texts of their cards, layers, scalars, and
@@ -21,7 +23,7 @@ def run(runs: Chosen, query: Query) -> Any:
     cards = {m: card(m, run_cards) for m in measures}
     return {"run": name, "measures": measures, "layers": opened.layers, "scalars": opened.scalar_names,
             "cards": {m: {"title": c.heading, "sentence": c.sentence} for m, c in cards.items()},
-            "first": [m for m in SHOWN_FIRST if m in measures] or measures[:len(SHOWN_FIRST)]}
+            "first": [m for m in FIRST if m in measures] or measures[:len(FIRST)]}
 
 
 def views(runs: Chosen, query: Query) -> Any:

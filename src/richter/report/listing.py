@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from richter.core import RichterError, StoreError
-from richter.instrument.verdict import diagnose
+from richter.report.sweep import RunRow, row
 from richter.runs.place import DATABASE, LOCK, Stamp, held, is_lasting, stamp
 from richter.runs.reader import paths
 
@@ -46,6 +46,7 @@ class Listing:
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
         self.lines: dict[str, RunSummary] = {}
+        self.rows: dict[str, RunRow] = {}  # of the runs whose verdicts are known
         self.version = 0  # counts changes
         self._texts: dict[str, tuple[RunSummary, str]] = {}
         self._guard = threading.Lock()
@@ -152,10 +153,10 @@ class Listing:
             return replace(s, verdict="")
         try:
             with self.shelf.open(s.name) as run:
-                d = diagnose(run)
+                r = self.rows[s.name] = row(s.name, run)
         except (RichterError, OSError):
             return replace(s, verdict="")
-        return replace(s, verdict=f"{d.word}, magnitude {d.magnitude}" if d.magnitude else d.word)
+        return replace(s, verdict=f"{r.verdict}, magnitude {r.magnitude}" if r.magnitude else r.verdict)
 
 
 def _share(run: Run) -> float | None:

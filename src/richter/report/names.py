@@ -9,7 +9,7 @@ from richter.core import WHOLE
 
 def called(layer: str) -> str:
     """Return the display name of a layer."""
-    return "whole model" if layer == WHOLE else layer.strip() or "(no name)"
+    return "whole model" if layer == WHOLE else layer.strip() or "(root)"
 
 
 def shortened(name: str, most: int = 40) -> str:

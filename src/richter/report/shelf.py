@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from richter.core import RichterError, SelectionError, StoreError
 from richter.report.listing import Listing, RunSummary, mark_of
+from richter.report.sweep import RunRow, row
 from richter.runs import Run, inside
 from richter.runs.place import DATABASE, stamp
 
@@ -205,8 +206,21 @@ class Chosen:
 
     @property
     def mark(self) -> str:
-        """Return a text that differs when one of the runs has changed. It only reads file times and sizes."""
-        return repr([self._shelf.mark(name) for name in self.names])
+        """Return a text that differs when one of the runs has changed, or, if no run is named, the list of runs. It only reads
+        file times and sizes."""
+        return repr([self._shelf.mark(name) for name in self.names]) if self.names else str(self._shelf.listing.version)
+
+    def rows(self) -> list[RunRow]:
+        """Return the rows of these runs for a table, of all runs if none is named. Runs that are not read yet are left out."""
+        if self.names:
+            return [row(name, run) for name, run in self]
+        listing = self._shelf.listing
+        return [listing.rows[s.name] for s in listing.known() if s.name in listing.rows]
+
+    @property
+    def total(self) -> int:
+        """Number of these runs, of all runs if none is named."""
+        return len(self.names) or len(self._shelf.listing.lines)
 
     def __enter__(self) -> Chosen:
         return self

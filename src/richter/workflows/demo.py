@@ -60,7 +60,8 @@ def train(s: DemoSettings, run: Path) -> Diagnosis:
 
     probe = Probe(data.x[:256], data.y[:256], kernel_examples=32)
     with Observer(model, probe, run=run, settings=s, measures=(*DEFAULT, "kappa_cka"), when=log_spaced(s.steps, TIMES),
-                  budget=None, keep_features=64, keep_inputs=(1, 8, 8)) as watch:
+                  budget=None,  # the measurements are what the demo shows
+                  keep_features=64, keep_inputs=(1, 8, 8)) as watch:
         for step in progress(range(s.steps), title=run.name, unit="step"):
             rows = torch.randint(len(data.x), (s.batch,), generator=draw)
             loss = F.cross_entropy(model(data.x[rows]), data.y[rows])

@@ -2,7 +2,7 @@
 // markup; so only our own words are given to it, and names that go into an exported figure are escaped.
 
 import { address } from "./dashboard-api.js";
-import { byId, download, el, layerName, measured } from "./dashboard-dom.js";
+import { byId, download, el, layerName, measured, shortened } from "./dashboard-dom.js";
 import { ink, looks, swatch, theme } from "./dashboard-look.js";
 import { change, note, state } from "./dashboard-state.js";
 
@@ -11,6 +11,9 @@ export const FONT = 'system-ui, -apple-system, "Segoe UI", sans-serif';
 export const CONFIG = { displayModeBar: false, responsive: true, showTips: false };
 const BANDS = 8; // curves in a panel up to which errors are drawn
 const TIP = 14; // lines of a tooltip
+const LEGEND = 12; // curves up to which a panel has a legend
+const MARKED = 60; // points up to which a curve has a marker at each
+const FAR = 4; // times the range of the other runs: beyond it a diverged run does not set the axis
 const MANY = 40; // curves in a panel above which neighbours are drawn as one: plotly takes its time for every trace
 const TRACES = 24; // which are then about so many
 
@@ -32,13 +35,14 @@ export function drawPanels(grid, wanted) {
   wanted.forEach((w, i) => {
     const fresh = !panels.has(w.key);
     if (fresh) panels.set(w.key, made(w.key));
-    const panel = Object.assign(panels.get(w.key), { table: null, words: "", legend: false, axis: "", ticks: [] }, w);
+    const panel = Object.assign(panels.get(w.key), { table: null, words: "", legend: w.curves.length > 1 && w.curves.length <= LEGEND, axis: "", ticks: [], diverged: new Set() }, w);
     if (grid.children[i] !== panel.node) grid.insertBefore(panel.node, grid.children[i] ?? null);
     if (fresh) watcher.observe(panel.node);
     panel.heading.textContent = w.title;
     panel.heading.title = w.hint || w.title;
-    panel.said.textContent = panel.words;
-    panel.said.hidden = !panel.words;
+    const words = [panel.words, usual(panel) ? `${[...new Set(panel.curves.map((c) => c.run))].filter((r) => panel.diverged.has(r)).join(", ")} diverged; the axis shows the others.` : ""].filter(Boolean).join(" ");
+    panel.said.textContent = words;
+    panel.said.hidden = !words;
     panel.log.setAttribute("aria-pressed", String(isLog(w.key)));
     panel.csv.hidden = !panel.table;
     if (panel.table) panel.csv.href = address("curves.csv", panel.table);
@@ -112,14 +116,15 @@ function drawPanel(panel) {
   panel.plot.on("plotly_unhover", () => { byId("tip").hidden = true; });
 }
 
-function traces(panel, look) {
+function traces(panel, look, most = 22) {
   const log = isLog(panel.key);
+  const alone = panel.runs.length > 1 && panel.curves.every((c) => c.layer === panel.curves[0].layer); // no dash tells layers apart
   const lines = panel.curves.map((c, i) => {
-    const l = look(c.run, c.layer);
+    const l = alone ? { ...look(c.run, c.layer), dash: "solid" } : look(c.run, c.layer);
     const trivial = c.mark === "trivial";
     return {
-      x: c.step.map((v) => place(v, panel)), y: c.value, customdata: c.step.map((_, j) => [i, j]), name: literal(label(panel, c)), hoverinfo: "none", type: "scatter",
-      mode: c.step.length > 60 || trivial || panel.runs.length > 1 ? "lines" : "lines+markers", marker: { size: 3.5 }, opacity: trivial ? 0.45 : 1, connectgaps: false,
+      x: c.step.map((v) => place(v, panel)), y: c.value, customdata: c.step.map((_, j) => [i, j]), name: literal(shortened(label(panel, c), most)), hoverinfo: "none", type: "scatter",
+      mode: c.step.length > MARKED || trivial ? "lines" : "lines+markers", marker: { size: panel.curves.length > BANDS ? 2.5 : 3.5 }, opacity: trivial ? 0.45 : 1, connectgaps: false,
       line: { color: l.color, dash: trivial ? "dot" : l.dash, width: panel.curves.length > BANDS ? 1.2 : 1.7 },
     };
   });
@@ -177,14 +182,31 @@ function panelLayout(panel, which = theme()) {
   return {
     autosize: true, margin: { l: 50, r: 12, t: 8, b: 36 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: FONT, size: 11, color: c.text }, showlegend: panel.legend, hovermode: "x", hoverdistance: 40, dragmode: state.pan ? "pan" : "zoom",
-    legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)", font: { size: 10.5 } },
+    legend: { x: 1.02, xanchor: "left", y: 1, bgcolor: "rgba(0,0,0,0)", font: { size: 10.5 }, itemwidth: 30, tracegroupgap: 0 },
     shapes: panel.axis ? [] : stageMarks(panel, which),
     uirevision: `${panel.key} ${isLog(panel.key)} ${state.logx}`,
     xaxis: { ...axis, ...(panel.axis ? named(panel) : steps(panel.curves)), title: { text: literal(panel.axis || "step"), font: { size: 10.5, color: c.faint }, standoff: 4 },
       showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "solid", spikecolor: c.line },
-    yaxis: { ...axis, type: isLog(panel.key) ? "log" : "linear", exponentformat: "power", nticks: 6 },
+    yaxis: { ...axis, type: isLog(panel.key) ? "log" : "linear", exponentformat: "power", nticks: 6,
+      ...(usual(panel) ? { range: usual(panel), autorange: false } : { autorange: true }) },
   };
 }
+
+/** The range of the values of runs that did not diverge, if those of the others lie far beyond it; otherwise nothing. */
+function usual(panel) {
+  if (!panel.diverged.size) return null;
+  const log = isLog(panel.key);
+  const real = (curves) => curves.flatMap((c) => c.value.filter((v) => Number.isFinite(v) && (!log || v > 0))).map((v) => (log ? Math.log10(v) : v));
+  const sound = real(panel.curves.filter((c) => !panel.diverged.has(c.run)));
+  const all = real(panel.curves);
+  if (!sound.length || sound.length === all.length) return null;
+  const [low, high, bottom, top] = [least(sound), most(sound), least(all), most(all)];
+  const room = 0.06 * (high - low || Math.abs(high) || 1);
+  return top - bottom > FAR * (high - low) ? [low - room, high + room] : null;
+}
+
+const least = (values) => values.reduce((a, b) => Math.min(a, b));
+const most = (values) => values.reduce((a, b) => Math.max(a, b));
 
 // ------------------------------------------------------------------------------------------------ steps, zoom and keys
 
@@ -212,7 +234,7 @@ function named({ curves, ticks }) {
   if (!ticks.length) return { type: "linear", range, tickmode: "auto", nticks: 7 };
   const every = Math.ceil(ticks.length / TICKS);
   const at = ticks.map((_, i) => i + 1).filter((i) => (i - 1) % every === 0);
-  return { type: "linear", range, tickmode: "array", tickvals: at, ticktext: at.map((i) => literal(ticks[i - 1])) };
+  return { type: "linear", range, tickmode: "array", tickvals: at, ticktext: at.map((i) => literal(shortened(layerName(ticks[i - 1]), 18))) };
 }
 
 function zoomed(event) {
@@ -255,7 +277,9 @@ function onKey(event, key) {
 }
 
 export function resetZoom() {
-  for (const panel of panels.values()) if (panel.ready) Plotly.relayout(panel.plot, { "yaxis.autorange": true });
+  for (const panel of panels.values()) {
+    if (panel.ready) Plotly.relayout(panel.plot, usual(panel) ? { "yaxis.range": usual(panel) } : { "yaxis.autorange": true });
+  }
   zoom(null);
 }
 
@@ -272,7 +296,7 @@ const toggleLog = (key) => change({ logy: isLog(key) ? state.logy.filter((k) => 
 function label(panel, c) {
   const layer = c.layer === null ? "" : layerName(c.layer);
   if (panel.runs.length < 2) return layer || c.measure;
-  return layer ? `${c.run} · ${layer}` : c.run;
+  return layer && panel.curves.some((other) => other.layer !== c.layer) ? `${c.run} · ${layer}` : c.run;
 }
 
 function tip(panel, event) {
@@ -305,7 +329,7 @@ async function save(panel, format) {
   Object.assign(layout, { paper_bgcolor: "#ffffff", plot_bgcolor: "#ffffff", showlegend: true, margin: { l: 60, r: 20, t: 48, b: 48 },
     title: { text: literal(panel.title), font: { size: 15 } }, legend: { font: { size: 11 } } });
   layout.yaxis.range = [...panel.plot.layout.yaxis.range];
-  await saveFigure({ data: traces(panel, looks(panel.runs, panel.layers, "light")), layout }, panel.key, format);
+  await saveFigure({ data: traces(panel, looks(panel.runs, panel.layers, "light"), 1000), layout }, panel.key, format);
 }
 
 /** A figure as a file. */

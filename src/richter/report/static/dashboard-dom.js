@@ -55,7 +55,25 @@ export function ago(seconds) {
   return `${Math.floor(seconds / size)} ${unit} ago`;
 }
 
-export const layerName = (layer) => (layer === "*" ? "whole model" : layer === "" ? "(the model)" : layer);
+let shared = ""; // beginning that the names of all layers share, up to a dot
+
+/** Leave out of layer names what all of them begin with. */
+export function nameLayers(layers) {
+  const parents = layers.filter((k) => k !== "*" && k !== "").map((k) => k.split(".").slice(0, -1));
+  const first = parents[0] ?? [];
+  let same = parents.length > 1 ? first.length : 0;
+  for (const parts of parents) while (same && parts.slice(0, same).join(".") !== first.slice(0, same).join(".")) same -= 1;
+  shared = same ? `${first.slice(0, same).join(".")}.` : "";
+}
+
+export function layerName(layer) {
+  if (layer === "*") return "whole model";
+  if (layer.trim() === "") return "(root)";
+  return shared && layer.startsWith(shared) ? layer.slice(shared.length) : layer;
+}
+
+/** A long name, with its middle left out. */
+export const shortened = (name, most) => (name.length <= most ? name : `${name.slice(0, most / 2 - 1)}…${name.slice(name.length - most / 2)}`);
 
 export function download(href, name) {
   el("a", { href, download: name }).click();

@@ -4,12 +4,16 @@ import { ago, byId, el, show } from "./dashboard-dom.js";
 import { swatch } from "./dashboard-look.js";
 import { change, state } from "./dashboard-state.js";
 
+const MOST = 24; // runs that "all" chooses
 const SIGNS = { running: "●", finished: "✓", interrupted: "◐", failed: "✕", unreadable: "?" };
 
 export function drawRuns(runs, chosen, look) {
   const words = byId("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   const matching = runs.filter((r) => words.every((w) => `${r.name} ${r.status} ${r.verdict ?? ""}`.toLowerCase().includes(w)));
   byId("count").textContent = words.length ? `${matching.length} of ${runs.length}` : String(runs.length);
+  const readable = matching.filter((r) => r.status !== "unreadable").slice(0, MOST).map((r) => r.name);
+  const choose = (text, names, title) => el("button", { type: "button", textContent: text, title, dataset: { key: `runs ${text}` }, onclick: () => change({ runs: names }) });
+  show(byId("some"), choose("all", readable, `Show all listed runs, at most ${MOST}`), choose("none", [], "Show no run"));
   show(byId("runs"), ...matching.map((r) => line(r, chosen, look)));
 }
 

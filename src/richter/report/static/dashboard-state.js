@@ -1,7 +1,7 @@
 // What is shown, kept in the address after #, so that a view can be shared. A choice nobody has made is null and stays out.
 
 const LISTS = { runs: "run", measures: "measure", layers: "layer", scalars: "scalar", logy: "logy", arrays: "array" };
-const WORDS = { view: "view", layer: "of", from: "from" };
+const WORDS = { view: "view", layer: "of", from: "from", sort: "sort", value: "value", against: "against" };
 
 export const state = read();
 
@@ -24,7 +24,7 @@ addEventListener("hashchange", () => change(read()));
 
 function read() {
   const words = new URLSearchParams(location.hash.slice(1));
-  const choices = { view: null, logx: words.has("logx"), x: null, step: null, layer: null, from: null };
+  const choices = { view: null, logx: !words.has("linx"), x: null, step: null, layer: null, from: null, sort: null, value: null, against: null };
   for (const [key, word] of Object.entries(LISTS)) {
     // "measure=" alone: none of them was chosen on purpose
     choices[key] = words.has(word) ? words.getAll(word).filter((w) => w !== "" || word === "layer") : null;
@@ -44,7 +44,7 @@ function written(s) {
     for (const v of s[key] ?? []) words.append(word, v);
   }
   for (const [key, word] of Object.entries(WORDS)) if (s[key] !== null) words.append(word, s[key]);
-  if (s.logx) words.append("logx", "");
+  if (!s.logx) words.append("linx", "");
   if (s.x) words.append("x", s.x.map((v) => Number(v.toPrecision(6))).join("~"));
   if (s.step !== null) words.append("step", s.step);
   const text = words.toString().replace(/=(?=&|$)/g, "");

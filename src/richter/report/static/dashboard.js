@@ -1,7 +1,7 @@
 // The page: asks for the list of runs again and again, loads what the view needs, and draws it.
 
 import { Refused, ask } from "./dashboard-api.js";
-import { byId, clear, el, layerName, show } from "./dashboard-dom.js";
+import { byId, clear, el, layerName, nameLayers, show } from "./dashboard-dom.js";
 import { emptyStore, message } from "./dashboard-empty.js";
 import { looks, onTheme, swatch } from "./dashboard-look.js";
 import { drawAges, drawChoice, drawRuns, isChosen } from "./dashboard-side.js";
@@ -47,12 +47,18 @@ function live(text, kind) {
 
 // ----------------------------------------------------------------------------------------------------------- what to show
 
-/** The runs to show: those chosen, or the one that is running, or else the latest. */
+const FEW = 4; // runs of a store that are all shown at first
+let usual = []; // runs shown while nobody has chosen any
+
+/** The runs to show: those chosen, or the one that is running, or else the latest; of a store with a few runs all. */
 function chosenRuns() {
   const readable = list.runs.filter((r) => r.status !== "unreadable");
   if (state.runs !== null) return state.runs.filter((n) => readable.some((r) => r.name === n));
   const order = [...readable].sort((a, b) => (b.status === "running") - (a.status === "running") || b.updated - a.updated);
-  return order.slice(0, 1).map((r) => r.name);
+  const still = usual.length && usual.every((n) => readable.some((r) => r.name === n)); // no jump when a run ends
+  if (order[0]?.status === "running") usual = [order[0].name];
+  else if (!still) usual = (order.length <= FEW ? readable : order.slice(0, 1)).map((r) => r.name);
+  return usual;
 }
 
 const union = (lists) => [...new Set(lists.flat())];
@@ -63,7 +69,10 @@ function selection(runs, details) {
   const layers = union(details.map((d) => d.layers)).sort((a, b) => (a === "*") - (b === "*"));
   const scalars = union(details.map((d) => d.scalars));
   const first = union(details.map((d) => d.first));
+  nameLayers(layers);
+  const diverged = new Set(list.runs.filter((r) => /^diverged/.test(r.verdict ?? "")).map((r) => r.name));
   return {
+    diverged,
     runs, measures, layers, scalars, cards: Object.assign({}, ...details.map((d) => d.cards).toReversed()), marks: new Map(list.runs.map((r) => [r.name, r.mark])),
     chosen: {
       measures: isChosen("measures", measures, measures.filter((m) => first.includes(m))),
@@ -107,7 +116,7 @@ function drawSide(s, script) {
   drawAges(list.runs, Date.now() / 1000 - skew);
   const offered = (values) => (script.choices ? values : []);
   drawChoice("measures", "Measures", offered(s.measures), s.chosen.measures, { say: (m) => s.cards[m].title, hint: (m) => s.cards[m].sentence });
-  drawChoice("layers", "Layers", offered(s.layers), s.chosen.layers, { say: layerName, mark: (k) => swatch(layerLook(s, k)) });
+  drawChoice("layers", "Layers", offered(s.layers), s.chosen.layers, { say: layerName, hint: (k) => k, mark: (k) => swatch(layerLook(s, k)) });
   drawChoice("scalars", "Scalars", offered(s.scalars), s.chosen.scalars);
 }
 
@@ -134,7 +143,7 @@ let shown = {}; // what the view shows, and the script that drew it
 
 async function drawView(s, script, current) {
   const view = byId("view");
-  const key = !list.runs.length ? "no runs" : !s.runs.length ? "none chosen" : `view ${s.name}`;
+  const key = !list.runs.length ? "no runs" : !s.runs.length && !script.everyRun ? "none chosen" : `view ${s.name}`;
   if (key !== shown.key) {
     shown.script?.forget?.();
     clear(view);

@@ -30,14 +30,18 @@ export async function draw(view, s, current) {
   if (!view.querySelector(".grid")) view.replaceChildren(el("div", { className: "verdicts" }), el("div", { className: "grid" }));
   const [lines, grid] = view.children;
   show(lines, ...verdictLines(verdicts));
-  const shared = { runs: s.runs, layers: s.chosen.layers };
+  const shared = { runs: s.runs, layers: s.chosen.layers, diverged: s.diverged };
+  const scalar = (n) => ({ ...shared, key: `scalar ${n}`, title: n, hint: "", table: query(s, s.runs, [], [n]), words: stages(s, n, curves),
+    curves: curves.filter((c) => c.measure === n && c.layer === null) });
   drawPanels(grid, [
+    ...s.chosen.scalars.filter(isLoss).map(scalar),
     ...s.chosen.measures.map((m) => ({ ...shared, key: m, title: s.cards[m].title, hint: s.cards[m].sentence, table: query(s, s.runs, [m], []),
       curves: curves.filter((c) => c.measure === m && c.layer !== null) })),
-    ...s.chosen.scalars.map((n) => ({ ...shared, key: `scalar ${n}`, title: n, hint: "", table: query(s, s.runs, [], [n]), words: stages(s, n, curves),
-      curves: curves.filter((c) => c.measure === n && c.layer === null) })),
+    ...s.chosen.scalars.filter((n) => !isLoss(n)).map(scalar),
   ].filter((p) => p.curves.length));
 }
+
+const isLoss = (name) => /loss/i.test(name);
 
 /** What is said of the stages of a loss. */
 const stages = (s, name, curves) => curves.filter((c) => c.measure === name && c.layer === null && c.stages)

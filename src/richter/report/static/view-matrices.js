@@ -171,9 +171,9 @@ function matrixFigure(f, which) {
   const block = f.shape.map((n, k) => Math.ceil(n / f.shown[k]));
   const z = Array.from({ length: rows }, (_, i) => Array.from(flat.subarray(i * columns, (i + 1) * columns)));
   const zero = ink(which).zero;
-  const scale = which === "dark"
-    ? [[0, "#ffb454"], [0.25, "#a8691a"], [0.5, zero], [0.75, "#1f6fae"], [1, "#8fd0ff"]]
-    : [[0, "#a04a00"], [0.25, "#eea75a"], [0.5, zero], [0.75, "#6baed6"], [1, "#084a86"]];
+  const scale = which === "dark" // red is positive and blue negative, as in reports
+    ? [[0, "#8fd0ff"], [0.25, "#1f6fae"], [0.5, zero], [0.75, "#b0392f"], [1, "#ff9c85"]]
+    : [[0, "#053061"], [0.25, "#6baed6"], [0.5, zero], [0.75, "#e58368"], [1, "#67001f"]];
   return {
     data: [{ type: "heatmap", z, x0: 0, dx: block[1], y0: 0, dy: block[0], zmin: -top, zmax: top, colorscale: scale, hoverinfo: "none",
       colorbar: { orientation: "h", y: -0.11, yanchor: "top", thickness: 7, len: 0.9, outlinewidth: 0, nticks: 5, exponentformat: "power",
@@ -198,7 +198,7 @@ function spectrumFigure(wanted, loaded, which) {
   })).filter((d) => d.x.length);
   return {
     data,
-    layout: { ...layout, showlegend: true, legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)" },
+    layout: { ...layout, showlegend: true, legend: { x: 1.02, xanchor: "left", y: 1, bgcolor: "rgba(0,0,0,0)", font: { size: 10.5 } },
       xaxis: { ...axis, type: "log", title: { text: "rank", standoff: 4 }, dtick: 1 },
       yaxis: { ...axis, type: "log", exponentformat: "power", title: { text: "share of the largest", standoff: 4 }, dtick: 1 } },
   };

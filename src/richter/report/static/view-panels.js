@@ -3,7 +3,7 @@
 
 import { address, ask } from "./dashboard-api.js";
 import { drawPanels, forgetPanels } from "./dashboard-charts.js";
-import { el, number, show } from "./dashboard-dom.js";
+import { el, layerName, number, show } from "./dashboard-dom.js";
 import { shade } from "./dashboard-look.js";
 
 const LEGEND = 12; // curves up to which a panel has a legend
@@ -40,8 +40,8 @@ function cells({ rows, columns, values, axes, low, high }) {
     style: v === null ? {} : { background: shade(at(v)), color: at(v) > 0.5 ? "#111111" : "#ffffff" } });
   return el("div", { className: "scroll" }, el("table", { className: "cells" },
     el("caption", { className: "faint", textContent: axes[1] ? `rows: ${axes[0]}; columns: ${axes[1]}` : "" }),
-    el("thead", {}, el("tr", {}, el("td"), ...columns.map((c) => el("th", { scope: "col", textContent: c })))),
-    el("tbody", {}, ...values.map((row, i) => el("tr", {}, el("th", { scope: "row", textContent: rows[i] }), ...row.map((v, j) => cell(v, i, j)))))));
+    el("thead", {}, el("tr", {}, el("td"), ...columns.map((c) => el("th", { scope: "col", textContent: layerName(c) })))),
+    el("tbody", {}, ...values.map((row, i) => el("tr", {}, el("th", { scope: "row", textContent: layerName(rows[i]) }), ...row.map((v, j) => cell(v, i, j)))))));
 }
 
 /** Pictures, shown as images, in which nothing runs. */
