@@ -44,4 +44,4 @@ def _runs(folder: Path) -> list[Path]:
 
 
 COMMAND = Command("report", __doc__, do, arguments, group="look at runs", place=21, examples=(
-    "richter report runs/demo/rich", "richter report runs/demo", "richter report runs/a runs/b -o compare.html --figures figures/"))
+    "richter report runs/demo/rich", "richter report runs/demo", "richter report runs/a runs/b -o both.html --figures figures/"))
