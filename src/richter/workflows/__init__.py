@@ -21,4 +21,4 @@ FUNCTIONS = ("acceleration", "compare", "features_order", "layer_shares", "learn
              "scaling", "words")
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, {name: name for name in FUNCTIONS},
-                                              ("checkpoints", "demo", "laws", "word_scores"))
+                                              ("checkpoints", "demo", "laws", "trend", "word_scores"))
