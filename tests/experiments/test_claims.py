@@ -17,7 +17,7 @@ from richter import cli
 from richter.core import Interval, SelectionError
 from richter.experiments import Task, running
 from richter.experiments.frame import Claim, Control, Experiment, Results
-from richter.experiments.ledger import number
+from richter.experiments.ledger import number_of
 from richter.experiments.seeds import ENOUGH, LEVEL, summary, wilson
 from richter.report.claims import told
 from richter.testing import check_experiment
@@ -168,7 +168,7 @@ def test_a_claim_is_read_seed_by_seed(tmp_path: Path) -> None:
         "text": "sum over what it must be", "paper": "", "source": "arithmetic", "expect": [1 - 1e-9, 1 + 1e-9], "value": 1.0,
         "holds": True, "verdict": "holds", "was": "a bar of 2, which nobody had derived", "over": "seed", "by": "median", "n": 5,
         "values": {str(seed): 1.0 for seed in range(5)}, "interval": [1.0, 1.0], "coverage": 1 - 2 / 32}
-    assert number(kept) == "1 [1, 1], median of 5 seeds"
+    assert number_of(kept) == "1 [1, 1], median of 5 seeds"
     words = told("key", kept)
     assert (words.value, words.verdict, words.holds) == ("1 [1, 1], median of 5 seeds", "holds", True)
     assert words.remark == "Earlier: a bar of 2, which nobody had derived"

@@ -18,12 +18,11 @@ import pytest
 
 import tiny
 from richter import experiments
-from richter.core import Interval, Ref, SelectionError
+from richter.core import Interval, SelectionError
 from richter.engine import sweep
 from richter.engine.sweep import name_of
 from richter.experiments import Task, ledger, running
 from richter.experiments.frame import Claim, Control, Results
-from richter.experiments.page import page
 from richter.runs import Writer, find
 from richter.runs.format import plain
 from richter.testing import check_experiment
@@ -215,144 +214,9 @@ def test_settings_that_are_not(text: str, said: str) -> None:
         tiny.EXPERIMENT.parsed([text])
 
 
-# ------------------------------------------------------------------------------------------------------------ the ledger
-
-FIG1 = dataclasses.replace(tiny.EXPERIMENT, ref=Ref("nfa", "Fig. 1"), reduced="half the data")
-
-
-def record(scale: str = "paper", **changes: Any) -> dict[str, Any]:
-    claim = {"text": "a number", "paper": "0.93", "source": "definitions", "expect": [0.9, None], "value": 0.95, "holds": True,
-             "verdict": "holds", "controls": []}
-    return {"experiment": "nfa_tiny", "scale": scale, "place": "Fig. 1", "modules": FIG1.modules,
-            "claims": [claim | changes], "tasks": 1, "cpu_minutes": 1.5, "memory": 2 ** 20,
-            "date": "2026-01-01", "revision": "abc", "hardware": {"processor": "P", "cores": 2}}
-
-
-@pytest.mark.parametrize(("found", "verdict", "said"), [
-    ([], "not run", "not yet run: `richter run nfa_tiny --scale paper`"),
-    ([record()], "reproduced", "a number: 0.95 (bar >= 0.9; paper: 0.93)"),
-    ([record("smoke")], "reproduced in part", "Small scale only: half the data"),
-    ([record("smoke", holds=False), record()], "reproduced", "0.95"),
-    ([record(holds=False, value=0.5, differs="the paper's lr is not given")], "differs", "the paper's lr is not given"),
-    ([record(holds=False, value=None)], "differs", "no number"),
-    ([record(verdict="holds on average")], "holds on average", "*holds on average*"),
-    ([record(verdict="too few seeds")], "too few seeds", "*too few seeds*"),
-    ([record(verdict="holds on average"), record("smoke")], "holds on average", "0.95"),
-    ([record(was="0.99 for 0.95, of one seed")], "reproduced", "(bar >= 0.9; paper: 0.93; once: 0.99 for 0.95, of one seed)"),
-    ([{**record(), "tried": "lr 0.1, 0.3"}], "reproduced", "Tried before: lr 0.1, 0.3"),
-    ([{**record(), "modules": {}}], "reproduced", "**The record is stale**"),
-])
-def test_the_verdict_on_a_figure(found: list[dict[str, Any]], verdict: str, said: str) -> None:
-    known = {(r["experiment"], r["scale"]): r for r in found}
-    place = next(p for p in ledger.places([FIG1], known) if (p.paper, p.place) == ("nfa", "Fig. 1"))
-    assert place.verdict == verdict
-    assert said in place.numbers
-
-
-def row(e: experiments.Experiment | list[experiments.Experiment], kept: dict[str, Any],
-        place: str = "Fig. 1") -> ledger.LedgerRow:
-    known = {("nfa_tiny", "paper"): kept} if "scale" in kept else kept
-    rows = ledger.places(e if isinstance(e, list) else [e], known)
-    return next(p for p in rows if (p.paper, p.place) == ("nfa", place))
-
-
-def test_a_claim_is_about_its_own_figures_only() -> None:
-    both = dataclasses.replace(FIG1, places=("Fig. 1", "Fig. 8"))
-    first, second = record()["claims"][0], record(holds=False, places=["Fig. 8"], text="another")["claims"][0]
-    kept = {**record(), "claims": [first, second]}
-    assert (row(both, kept).verdict, row(both, kept, "Fig. 8").verdict) == ("reproduced", "differs")
-    assert "another" not in row(both, kept).numbers
-    alone = {**record(), "claims": [first]}
-    assert (row(both, alone, "Fig. 8").verdict, row(both, alone, "Fig. 8").numbers) == ("not run", "no claim of its own")
-
-
-def test_what_is_missing_is_named() -> None:
-    lacking = dataclasses.replace(FIG1, missing={"Fig. 1": "two of its four panels"})
-    assert row(lacking, record()).verdict == "reproduced in part"
-    assert row(lacking, record()).numbers.endswith("Missing: two of its four panels")
-    assert row(lacking, record(holds=False)).verdict == "differs"
-    small = dataclasses.replace(FIG1, reduced="")
-    assert row(small, {("nfa_tiny", "smoke"): record("smoke")}).numbers.endswith("Small scale only: steps 30 for 60")
-    alone = record()
-    del alone["claims"][0]["controls"]
-    assert row(FIG1, alone).numbers.endswith("Its controls were not run at this scale")
-    same = dataclasses.replace(small, paper=small.smoke)
-    assert row(same, {("nfa_tiny", "smoke"): record("smoke")}).verdict == "reproduced"
-
-
-def test_two_experiments_may_cover_one_place() -> None:
-    other = dataclasses.replace(FIG1, name="nfa_other")
-    kept = {("nfa_tiny", "paper"): record()}
-    assert row([FIG1, other], kept).verdict == "not run"
-    kept["nfa_other", "paper"] = {**record(verdict="holds on average", text="another"), "experiment": "nfa_other"}
-    both = row([FIG1, other], kept)
-    assert (both.verdict, both.experiments, len(both.claims)) == ("holds on average", ("nfa_tiny", "nfa_other"), 2)
-
-
-@pytest.mark.parametrize(("place", "name"), [
-    ("Fig. 13", "nfa_fig13"), ("Fig. 2C", "nfa_fig2c"), ("Fig. 1.2", "nfa_fig1_2"), ("Prop. B.1.1", "nfa_prop_b_1_1"),
-    ("Theorem (FACT)", "nfa_theorem_fact"), ("MNIST", "nfa_mnist"), ("Sec. 5", "nfa_sec5")])
-def test_drawings_are_named_by_their_places(place: str, name: str) -> None:
-    assert ledger.figure_name("nfa", place) == name
-
-
-def test_a_place_has_the_weakest_verdict_of_its_claims() -> None:
-    def judged(*verdicts: str) -> str:
-        claims = [record(verdict=v, text=v, holds=v != "differs")["claims"][0] for v in verdicts]
-        return row(FIG1, {**record(), "claims": claims}).verdict
-    assert judged("holds", "holds on average") == "holds on average"
-    assert judged("holds on average", "too few seeds") == "too few seeds"
-    assert judged("too few seeds", "differs", "holds") == "differs"
-
-
-def test_what_looks_like_a_tag_is_none() -> None:
-    e = dataclasses.replace(FIG1, missing={"Fig. 1": "<b>all</b> of `a < b`"})
-    assert "&lt;b>all&lt;/b> of `a < b`" in page([e], {("nfa_tiny", "paper"): record()})
-
-
-def test_every_changed_verdict_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    earlier = {"date": "2026-01-01", "words": "Rules are stricter.", "verdicts": {"nfa": {"Fig. 1": "reproduced"}},
-               "why": {"nfa": {"Fig. 1": "one | seed"}}}
-    monkeypatch.setattr(ledger, "changes", lambda: earlier)
-    monkeypatch.setattr("richter.experiments.page.changes", lambda: earlier)
-    assert "Verdicts that changed" not in page([FIG1], {("nfa_tiny", "paper"): record()})
-    kept = {("nfa_tiny", "paper"): record(holds=False)}
-    assert "Since the ledger of 2026-01-01. Rules are stricter." in page([FIG1], kept)
-    assert "| nfa Fig. 1 | reproduced | differs | one \\| seed |" in page([FIG1], kept)
-    earlier["why"] = {}
-    assert "| nfa Fig. 1 | reproduced | differs | not explained yet |" in page([FIG1], kept)
-
-
-def test_the_earlier_verdicts_are_of_places_that_there_are() -> None:
-    rows = {(p.paper, p.place) for p in ledger.places(ALL, {})}
-    earlier = ledger.changes()
-    for part in ("verdicts", "why"):
-        assert {(paper, place) for paper, mine in earlier[part].items() for place in mine} <= rows
-
-
-def test_every_changed_verdict_is_explained() -> None:
-    assert [f"{row.paper} {row.place}" for row, _, why in ledger.changed(ledger.places(ALL, RECORDS)) if not why] == []
-
-
-def test_the_page_counts_everything() -> None:
-    text = page([FIG1], {("nfa_tiny", "paper"): record()})
-    assert f"| reproduced | {ledger.VERDICTS['reproduced']} | 1 |" in text
-    diagrams = [c for c in ledger.catalogue() if "nothing" in c]
-    assert f"| no experiment yet |  | {len(ledger.catalogue()) - len(diagrams) - 1} |" in text
-    assert f"| nothing to measure | {ledger.VERDICTS['nothing to measure']} | {len(diagrams)} |" in text
-    for c in diagrams:
-        assert f"| {c['place']} | {c['title']} | nothing to measure | {c['nothing']} |" in text
-    assert "CPU-minutes spent on the records: 1.5." in text
-    extra = page([tiny.EXPERIMENT], {})
-    assert "| Fig. 99 | Sums of whole numbers. |" in extra
-
+# ------------------------------------------------------------------------------------------------------------ the experiments
 
 ALL, RECORDS = [experiments.get(name) for name in experiments.names()], ledger.records()
-
-
-def test_the_ledger_in_the_documents_is_what_the_records_say() -> None:
-    kept = Path(__file__).parents[2] / "docs/claims.md"
-    assert kept.read_text(encoding="utf-8") == page(ALL, RECORDS), "run `make claims`"
 
 
 @pytest.mark.parametrize("key", list(RECORDS), ids="-".join)

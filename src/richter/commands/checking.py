@@ -91,13 +91,13 @@ def lacking(e: Experiment, scale: str) -> str:
 
 def _shown(c: Checked) -> str:
     """Table of the claims of an experiment and their controls."""
-    from richter.experiments.ledger import number
+    from richter.experiments.ledger import number_of
     rows = [("claim", "paper", "ours", "bar", "verdict")]
     for f in c.findings:
-        rows.append((f.claim.text, f.claim.paper, number(f.record), str(f.claim.expect),
+        rows.append((f.claim.text, f.claim.paper, number_of(f.record), str(f.claim.expect),
                      f"no number with these settings ({f.unread})" if f.unread else
                      f"FAILED: {f.failure}" if f.failure else f.verdict))
-        rows += [(f"  control: {a.control.text}", "", number(a.record), str(f.claim.expect), OUTCOMES[a.outcome])
+        rows += [(f"  control: {a.control.text}", "", number_of(a.record), str(f.claim.expect), OUTCOMES[a.outcome])
                  for a in c.against if a.claim is f.claim and a.control]
     head = f"{c.experiment.name}  [{c.experiment.ref}]  {c.experiment.title}"
     tasks = f"{c.record['tasks']} task{'s' * (c.record['tasks'] != 1)}"

@@ -1,21 +1,20 @@
-"""The ledger as one HTML page: every result of the papers with its verdict, its numbers, and the figures of the user's own runs.
+"""The ledger as HTML pages: a first page with a line for each claim, folded under its place, and a page for each place.
 
-The page needs no other file and no network. Figures are those that `richter run` and `richter check` have stored. If there is
-none, the page names the command that draws it."""
+The pages need no network. Figures are those that `richter run` and `richter check` have stored. If there is none, the page of the
+place names the command that draws it."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from richter.core.values import reference
-from richter.experiments.ledger import UNSURE, VERDICTS, LedgerRow, Records, changed, changes, figures_at, number, places
-from richter.experiments.outcomes import bar_of
-from richter.experiments.page import out_of_date
+from richter.experiments.ledger import LedgerLine, LedgerPlace, Records, counted, figure_name, figures_at, places
+from richter.experiments.outcomes import OUTCOMES, PROTOCOLS, bar_of
+from richter.experiments.page import REPLICATIONS, TITLE, glossary, meaning_of, ours, out_of_date, protocol_of, shortened, summary
 from richter.report.markup import Markup, joined, table, tag
 from richter.report.svg import STATIC, stored_picture
 from richter.runs import Run, find
@@ -24,29 +23,25 @@ from richter.runs.format import plain
 if TYPE_CHECKING:
     from richter.experiments.frame import Experiment
 
-CHIPS = {"reproduced": "finished", "reproduced in part": "running", "holds on average": "running",
-         "too few seeds": "running", "differs": "trouble"}
-OUTCOMES = {"fails": "fails, as it must", "fails on average": "fails on average only", "holds": "holds, and must not",
+LOOKS = {"reproduced": "finished", "reproduced after correction": "finished", "partly reproduced": "running",
+         "direction only": "running", "contradicted": "trouble", "does not hold": "trouble", "holds": "finished"}
+CONTROLS = {"fails": "fails, as it must", "fails on average": "fails on average only", "holds": "passes too",
             "invalid": "no number: proves nothing"}
+Shelf = Mapping[str, "tuple[str, Run] | None"]
 
 
-def html(experiments: Iterable[Experiment], stored: Records, store: Path) -> str:
-    """Return the page, with the figures of the runs in this store."""
+def html(experiments: Iterable[Experiment], stored: Records, store: Path, paper: str = "") -> dict[str, str]:
+    """Return the pages by the names of their files, with the figures of the runs in this store."""
     by_name = {e.name: e for e in experiments}
-    rows = places(by_name.values(), stored)
-    shelf = {name: newest(e, store) for name, e in by_name.items()}
-    papers = list(dict.fromkeys(p.paper for p in rows))
-    body = joined([
-        tag("header", tag("h1", "What the papers claim, and what was found"), tag("p", _counted(rows)),
-            tag("nav", *(tag("a", paper, href=f"#{paper}") for paper in papers),
-                tag("a", "verdicts that changed", href="#changed"))),
-        tag("main", tag("section", _legend(rows), tag("p", out_of_date(by_name, stored))),
-            *(_paper(paper, [p for p in rows if p.paper == paper], by_name, shelf) for paper in papers), _changes(rows)),
-        tag("footer", "Made by `richter ledger --html` from the records of the experiments, and from the figures of your "
-                      "own runs. The file needs no network.")], "\n")
-    page = Template((STATIC / "report.html").read_text(encoding="utf-8"))
-    return page.substitute(title="What the papers claim: Richter", body=body,
-                           style=(STATIC / "report.css").read_text(encoding="utf-8"))
+    rows = places(by_name.values(), stored, paper)
+    shelf = {e.name: newest(e, store) for e in by_name.values() if not paper or e.ref.paper == paper}
+    pages = {file_of(row): _shell(f"{row.paper} {row.place}", _place_page(row, by_name, stored, shelf)) for row in rows}
+    return {"index.html": _shell(TITLE, _first(rows, by_name, stored)), **pages}
+
+
+def file_of(row: LedgerPlace) -> str:
+    """Return the name of a place's page."""
+    return f"{figure_name(row.paper, row.place)}.html"
 
 
 def newest(e: Experiment, store: Path) -> tuple[str, Run] | None:
@@ -61,39 +56,91 @@ def newest(e: Experiment, store: Path) -> tuple[str, Run] | None:
     return None
 
 
-def _counted(rows: Iterable[LedgerRow]) -> str:
-    """Return the number of results for each verdict, in words."""
-    counts = Counter(p.verdict for p in rows)
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+def _shell(title: str, body: Markup) -> str:
+    """Return a whole page."""
+    style = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in ("report.css", "ledger.css"))
+    return Template((STATIC / "report.html").read_text(encoding="utf-8")).substitute(title=f"{title}: Richter", body=body,
+                                                                                    style=style)
 
 
-def _legend(rows: list[LedgerRow]) -> Markup:
-    """Return a table that explains the verdicts."""
-    counts = Counter(p.verdict for p in rows)
-    return table(["verdict", "which says", "results"], [[verdict, words, counts[verdict]] for verdict, words in VERDICTS.items()])
+# ------------------------------------------------------------------------------------------------------------ the first page
+
+def _first(rows: Sequence[LedgerPlace], by_name: Mapping[str, Experiment], stored: Records) -> Markup:
+    """Return the body of the first page."""
+    papers = list(dict.fromkeys(row.paper for row in rows))
+    lines = [line for row in rows for line in row.lines]
+    words = joined(tag("details", tag("summary", f"the words of the {axis}"), table(["word", "which says"], entries))
+                   for axis, entries in glossary())
+    return joined([
+        tag("header", tag("h1", TITLE), tag("p", summary(rows)),
+            tag("nav", *(tag("a", name, href=f"#{name}") for name in papers))),
+        tag("main", tag("section", _matrix(lines), tag("p", REPLICATIONS), words,
+                        tag("p", out_of_date(by_name, stored), class_="soft")),
+            *(_paper(name, [row for row in rows if row.paper == name]) for name in papers)),
+        tag("footer", "Made by `richter ledger --html` from the records of the experiments. The pages need no network.")], "\n")
 
 
-def _paper(paper: str, rows: list[LedgerRow], by_name: Mapping[str, Experiment],
-           shelf: Mapping[str, tuple[str, Run] | None]) -> Markup:
-    """Return a paper's section: results with an experiment one by one, the others in a list."""
-    open_ = [p for p in rows if p.verdict == "no experiment yet"]
-    done = [p for p in rows if p not in open_]
-    rest = tag("details", tag("summary", f"{len(open_)} results without an experiment yet"),
-               table(["place", "what it shows"], [[p.place, p.title] for p in open_])) if open_ else ""
-    return tag("section", tag("h2", f"{paper}: {reference(paper)['title']}"),
-               *(_place(p, [by_name[name] for name in p.experiments], shelf) for p in done), rest, id=paper)
+def _matrix(lines: Iterable[LedgerLine]) -> Markup:
+    """Return a table of the papers' claims: outcomes down, protocols across."""
+    counts = counted(lines)
+    rows = [(word, [counts.get((word, kind), 0) for kind in PROTOCOLS]) for word in OUTCOMES]
+    return table(["claims", *PROTOCOLS, "all"], [[word, *(n or "" for n in row), sum(row)] for word, row in rows if sum(row)],
+                 class_="matrix")
 
 
-def _place(p: LedgerRow, experiments: list[Experiment], shelf: Mapping[str, tuple[str, Run] | None]) -> Markup:
-    """Return the section of one result: verdict, figures, claims and remarks."""
-    heads = ["claim", "ours", "bar", "in the paper", "verdict"]
-    chip = tag("span", p.verdict, class_=f"chip {CHIPS.get(p.verdict, '')}".strip())
-    return joined([tag("h3", p.place, chip), tag("p", p.title),
-                   *(_figures(p.place, e, shelf[e.name]) for e in experiments),
-                   table(heads, [_claim(c) for c in p.claims]) if p.claims else "",
-                   *(tag("p", remark, class_="soft") for remark in p.remarks),
-                   tag("p", f"Numbers from the record of {'; '.join(p.sources)}.", class_="soft") if p.sources else "",
-                   *(tag("p", f"The record is {state}.", class_="soft trouble") for state in p.stale)])
+def _paper(name: str, rows: list[LedgerPlace]) -> Markup:
+    """Return the section of a paper: its matrix, and its places."""
+    lines = [line for row in rows for line in row.lines]
+    return tag("section", tag("h2", f"{name}: {reference(name)['title']}"), _matrix(lines) if counted(lines) else "",
+               *(_folded(row) for row in rows), id=name)
+
+
+def _folded(row: LedgerPlace) -> Markup:
+    """Return a place on one line, under which its claims are folded."""
+    count = f"{row.reproduced} reproduced" if row.reproduced else ""
+    head = tag("summary", tag("b", row.place), row.title, chip(row.outcome or "claims of our own"),
+               tag("span", count, class_="soft"))
+    claims, own = row.claims, [line for line in row.lines if line.own]
+    notes = [row.nothing, row.absent, *(f"Run: {words}" for words in row.partial)]
+    return tag("details", head, *(tag("p", note, class_="soft") for note in notes if note),
+               _claims(claims) if claims else "", *([tag("p", "Claims of our own", class_="soft"), _claims(own)] if own else []),
+               tag("p", tag("a", "figure, settings and details", href=file_of(row))), class_="place")
+
+
+def _claims(lines: Sequence[LedgerLine]) -> Markup:
+    """Return a table of claims, one line each. On a narrow screen each cell has its heading before it."""
+    heads = ("claim", "ours", "outcome", "protocol: this run / the paper's", "meaning", "reason", "record")
+    rows = []
+    for line in lines:
+        mark = tag("span", line.outcome, class_=LOOKS.get(line.outcome, "between").replace("finished", "rich").replace(
+            "running", "between"))
+        cells = (ours(line), mark, "" if line.own else protocol_of(line), meaning_of(line), line.reason, line.source)
+        rows.append(tag("tr", tag("th", shortened(line.says), scope="row"),
+                        *(tag("td", cell, data_head=head.partition(":")[0])
+                          for head, cell in zip(heads[1:], cells, strict=True))))
+    return tag("table", tag("thead", tag("tr", *(tag("th", head, scope="col") for head in heads))), tag("tbody", *rows),
+               class_="claims")
+
+
+def chip(word: str) -> Markup:
+    return tag("span", word, class_=f"chip {LOOKS.get(word, '')}".strip())
+
+
+# ---------------------------------------------------------------------------------------------------------- a place's own page
+
+def _place_page(row: LedgerPlace, by_name: Mapping[str, Experiment], stored: Records, shelf: Shelf) -> Markup:
+    """Return the body of a place's page: figures, settings, what was tried, and every claim in detail."""
+    notes = [row.nothing, row.absent, *(f"Run: {words}." for words in row.partial),
+             *(f"Not here: {words}." for words in row.missing), *(f"Tried before: {words}." for words in row.tried)]
+    return joined([
+        tag("header", tag("h1", f"{row.paper}, {row.place}", chip(row.outcome or "claims of our own")), tag("p", row.title),
+            tag("nav", tag("a", "all places", href=f"index.html#{row.paper}"), tag("span", reference(row.paper)["title"]))),
+        tag("main", tag("section", *(_figures(row.place, by_name[name], shelf[name]) for name in row.experiments),
+                        *(tag("p", note) for note in notes if note),
+                        *(tag("p", f"Numbers from the record of {source}.", class_="soft") for source in row.sources),
+                        *(tag("p", f"The record is out of date. {state}.", class_="soft trouble") for state in row.stale)),
+            tag("section", *(_details(line) for line in row.lines)),
+            *(_settings(name, stored) for name in row.experiments))], "\n")
 
 
 def _figures(place: str, e: Experiment, stored: tuple[str, Run] | None) -> Markup:
@@ -113,20 +160,32 @@ def _figures(place: str, e: Experiment, stored: tuple[str, Run] | None) -> Marku
     return joined([*(stored_picture(run, name, "svg", f"{name}: {words}") for name in drawn), *lacking])
 
 
-def _claim(c: Mapping[str, Any]) -> list[object]:
-    """Return the table row of one claim."""
-    notes = [f"Differs: {c.get('differs') or 'not explained yet'}"] if not c["holds"] else []
-    notes += [f"Once: {c['was']}"] if c.get("was") else []
-    notes += [f"On {rival['text']}: {'no number' if rival['value'] is None else format(rival['value'], '.3g')}, "
-              f"{OUTCOMES.get(rival['outcome'], rival['outcome'])}" for rival in c.get("controls", ())]
-    text = joined([c["text"], *(part for note in notes for part in (tag("br"), tag("span", note, class_="soft")))])
-    look = "trouble" if not c["holds"] else "between" if c["verdict"] in UNSURE else "rich"
-    return [text, number(c), str(bar_of(c)), c["paper"], tag("span", c["verdict"], class_=look)]
+def _details(line: LedgerLine) -> Markup:
+    """Return all that is known of a claim."""
+    c = line.record
+    about: list[tuple[str, object]] = [("whose", "ours" if line.own else "the paper's"), ("we measure", line.measured),
+                                       ("our number", line.number)]
+    if c:
+        values = c.get("values", {})
+        about += [("the paper's number", c["paper"]), ("bar", bar_of(c)), ("the bar comes from", c["source"]),
+                  (f"each {c.get('over', '')}", ", ".join("none" if v is None else f"{v:.3g}" for v in values.values())),
+                  ("why it differs", c.get("differs", "")), ("earlier", c.get("was", ""))]
+    about += [("protocol", "" if line.own else protocol_of(line)), ("meaning", str(line.meaning)), ("reason", line.reason),
+              ("second route", line.second), ("not called contradicted, because", "; ".join(line.undecided)),
+              ("record", line.source)]
+    rivals = [[control["text"], "no number" if control["value"] is None else f"{control['value']:.3g}",
+               CONTROLS.get(control["outcome"], control["outcome"])] for control in c.get("controls", ())]
+    return tag("div", tag("h3", line.says, chip(line.outcome)),
+               tag("dl", *(joined([tag("dt", word), tag("dd", text)]) for word, text in about if str(text)), class_="settings"),
+               table(["the same test on", "number", ""], rivals) if rivals else "", class_="claim")
 
 
-def _changes(rows: Iterable[LedgerRow]) -> Markup:
-    """Return a table of the verdicts that changed since the earlier ledger."""
-    lines = [[f"{row.paper} {row.place}", was, row.verdict, why or "not explained yet"] for row, was, why in changed(rows)]
-    since = f"Since the ledger of {changes()['date']}. {changes()['words']}"
-    return tag("section", tag("h2", "Verdicts that changed"), tag("p", since),
-               table(["place", "was", "is", "why"], lines), id="changed")
+def _settings(name: str, stored: Records) -> Markup:
+    """Return the settings of an experiment's record."""
+    record = next((stored[name, scale] for scale in ("paper", "smoke") if (name, scale) in stored), None)
+    if record is None:
+        return Markup("")
+    pairs = [(key, json.dumps(value)) for key, value in record.get("settings", {}).items()]
+    return tag("section", tag("details", tag("summary", f"settings of {name} at {record['scale']} scale"),
+                              tag("dl", *(joined([tag("dt", key), tag("dd", shortened(value))]) for key, value in pairs),
+                                  class_="settings")))

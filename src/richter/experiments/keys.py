@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 FOLLOWED = ("experiments", "tasks", "models", "theory", "learners", "controls")
-JUDGING = {f"experiments/{name}.py" for name in ("html", "keys", "ledger", "outcomes", "page", "seeds", "staleness")}
+JUDGING = {f"experiments/{name}.py" for name in ("export", "html", "keys", "ledger", "outcomes", "page", "seeds", "staleness")}
 FRAME = {f"experiments/{name}.py" for name in ("__init__", "frame", "kit", "running")} | JUDGING  # serve all experiments alike
 SHOWING = {"report", "commands", "integrations", "cli.py", "testing.py", *JUDGING}  # no result is theirs
 GUARDS = {"verified"}  # functions that return what they are called with first, or refuse it: no number is theirs

@@ -1,57 +1,99 @@
-"""The ledger: the verdict on every figure, table, theorem and algorithm of the source papers, from stored records."""
+"""The ledger: outcome and protocol of every claim of the source papers, from stored records."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from richter.experiments.outcomes import bar_of
-from richter.experiments.seeds import ENOUGH, ON_AVERAGE, TOO_FEW
+from richter.core import unknown
+from richter.experiments.outcomes import WORST, Meaning, inside, kind_of, lacking, meaning, outcome, outside, reason
+from richter.experiments.seeds import ON_AVERAGE, TOO_FEW
 from richter.experiments.staleness import Record, Standing, for_comparison, standing
 
 if TYPE_CHECKING:  # `richter list` reads the records, and starts at once
-    from richter.experiments.frame import Experiment
+    from richter.experiments.frame import Claim, Experiment
 
 FOLDER = Path(__file__).parent / "records"
-VERDICTS = {  # and what they say; only the first is said of the paper's data, panels and sizes, all of them
-    "reproduced": "every claim holds, on the paper's data, panels and sizes",
-    "reproduced in part": "every claim holds; panels, data or sizes are missing, and named",
-    ON_AVERAGE: "every claim holds for the median or mean of the seeds, not for the whole interval over them, its own or "
-                "that of a rival",
-    TOO_FEW: f"every number is in its bar, from fewer than {ENOUGH} seeds, which decide nothing",
-    "differs": "a claim does not hold",
-    "not run": "there is an experiment, but no record of it, or no claim of this place's own",
-    "nothing to measure": "a diagram, a plan or a list: there is nothing that could be true or false of a network",
-    "no experiment yet": ""}
 
 
-UNSURE = (TOO_FEW, ON_AVERAGE)  # of claims and places, the weaker one first
+class LedgerLine(NamedTuple):
+    """One claim about one place: what the paper says, our number, and what follows."""
+
+    says: str  # the paper's claim in one sentence, or our own one
+    own: bool  # whether the claim is ours alone
+    record: Mapping[str, Any]  # of the claim; empty if it was not run
+    outcome: str  # a key of OUTCOMES; of our own claims the verdict, such as "holds"
+    protocol: str  # a key of PROTOCOLS
+    settings: str  # what differs from the paper, in words
+    meaning: Meaning
+    reason: str
+    undecided: tuple[str, ...] = ()  # conditions of "contradicted" that a number outside its bar does not meet
+    second: str = ""  # the second route to the number
+    source: str = ""  # the record: experiment, scale and date
+    stale: bool = False
+
+    @property
+    def measured(self) -> str:
+        """Name of the number."""
+        return str(self.record.get("text", ""))
+
+    @property
+    def number(self) -> str:
+        """The number with its interval over seeds."""
+        return number_of(self.record) if self.record else "no number yet"
 
 
-class LedgerRow(NamedTuple):
-    """Verdict on a figure, a table or another result of a paper, with its numbers."""
+class LedgerPlace(NamedTuple):
+    """A figure, a table or another result of a paper, with a line for each claim about it."""
 
     paper: str
     place: str
     title: str
-    verdict: str  # a key of VERDICTS
-    claims: tuple[Mapping[str, Any], ...] = ()  # their records
-    remarks: tuple[str, ...] = ()
+    lines: tuple[LedgerLine, ...] = ()
+    nothing: str = ""  # why there is nothing to measure
+    missing: tuple[str, ...] = ()  # panels, data and sizes of the paper that are not here
+    partial: tuple[str, ...] = ()  # the part of the place that was run, if not all of it
+    tried: tuple[str, ...] = ()
     stale: tuple[str, ...] = ()  # how records that it is judged by stand to the code, if they are stale
     sources: tuple[str, ...] = ()  # these records: scale, date and cost
     experiments: tuple[str, ...] = ()
+    absent: str = ""  # why there is no record, or no claim of the place's own
 
     @property
-    def numbers(self) -> str:
-        """The numbers with their bars, and the remarks."""
-        why = "; ".join(c.get("differs") or "not explained yet" for c in self.claims if not c["holds"])
-        stale = "**The record is stale**, see below" if self.stale else ""
-        return ". ".join(part for part in ("; ".join(map(_number, self.claims)), why, *self.remarks, stale) if part)
+    def claims(self) -> list[LedgerLine]:
+        """Lines of the paper's claims."""
+        return [line for line in self.lines if not line.own]
+
+    @property
+    def outcome(self) -> str:
+        """Worst outcome of the paper's claims. A printed formula that is contradicted is settled where its corrected form is
+        reproduced. Empty if all claims are ours."""
+        if self.nothing:
+            return "nothing to measure"
+        words = {line.outcome for line in self.claims}
+        settled = "reproduced after correction" in words
+        words = {line.outcome for line in self.claims
+                 if not (settled and line.outcome == "contradicted" and line.reason == "misprint")}
+        return next((word for word in WORST if word in words), "" if self.lines else "not run")
+
+    @property
+    def protocol(self) -> str:
+        """Weakest protocol of the paper's claims; empty if there is none."""
+        words = {line.protocol for line in self.claims if line.protocol}
+        return next((word for word in ("stand-in", "unstated", "reduced", "exact") if word in words), "")
+
+    @property
+    def reproduced(self) -> str:
+        """How many of the paper's claims are reproduced: "4 of 5"."""
+        whole = sum(line.outcome in WHOLE for line in self.claims)
+        return f"{whole} of {len(self.claims)}" if self.claims else ""
 
 
+WHOLE = ("reproduced", "reproduced after correction")
 Records = Mapping[tuple[str, str], Record]  # by (experiment, scale)
 
 
@@ -88,41 +130,27 @@ def catalogue() -> list[dict[str, Any]]:
     return list(json.loads((FOLDER.parent / "catalogue.json").read_text(encoding="utf-8")))
 
 
-def changes() -> dict[str, Any]:
-    """Return the verdicts of an earlier ledger, and why some have changed."""
-    return dict(json.loads((FOLDER.parent / "changes.json").read_text(encoding="utf-8")))
-
-
-def places(experiments: Iterable[Experiment], stored: Records) -> list[LedgerRow]:
-    """Return one row for each result of the papers; several experiments may cover one place."""
+def places(experiments: Iterable[Experiment], stored: Records, paper: str = "") -> list[LedgerPlace]:
+    """Return each result of the papers with its claims, or those of one paper; several experiments may cover one place."""
     owners: dict[tuple[str, str], list[Experiment]] = {}
     for e in experiments:
         for place in e.covers:
             owners.setdefault((e.ref.paper, place), []).append(e)
     entries = catalogue()
-    listed = [(c["paper"], c["place"], c["title"]) for c in entries]
-    nothing = {(c["paper"], c["place"]): c["nothing"] for c in entries if "nothing" in c}
-    extra = [(paper, place, f"{covering[0].title[0].upper()}{covering[0].title[1:]}.") for (paper, place),
-             covering in owners.items()
-             if (paper, place) not in {(p, q) for p, q, _ in listed}]
-    order = list(dict.fromkeys(p for p, _, _ in [*listed, *extra]))
-    everything = sorted([*listed, *extra], key=lambda entry: order.index(entry[0]))
-    return [LedgerRow(paper, place, title, "nothing to measure", remarks=(nothing[paper, place],)) if (paper,
-                                                                                                       place) in nothing else
-            _judged(paper, place, title, owners.get((paper, place), []), stored) for paper, place, title in everything]
+    listed = {(c["paper"], c["place"]): (c["title"], c.get("nothing", "")) for c in entries}
+    extra = {key: (f"{covering[0].title[0].upper()}{covering[0].title[1:]}.", "") for key, covering in owners.items()
+             if key not in listed}
+    order = list(dict.fromkeys(name for name, _ in [*listed, *extra]))
+    if paper and paper not in order:
+        raise unknown("the ledger", "paper", paper, order)
+    everything = sorted((listed | extra).items(), key=lambda entry: order.index(entry[0][0]))
+    return [_judged(LedgerPlace(*key, title, nothing=nothing), owners.get(key, []), stored)
+            for key, (title, nothing) in everything if paper in ("", key[0])]
 
 
-def changed(rows: Iterable[LedgerRow]) -> list[tuple[LedgerRow, str, str]]:
-    """Return the places whose verdict changed since the earlier ledger, each with its earlier verdict and the reason."""
-    earlier = changes()
-    return [(row, was, earlier["why"].get(row.paper, {}).get(row.place, "")) for row in rows
-            if (was := earlier["verdicts"].get(row.paper, {}).get(row.place, row.verdict)) != row.verdict]
-
-
-def claims_at(place: str, record: Record) -> list[Mapping[str, Any]]:
-    """Return the claims of a record that are about this place. A claim that names no place is about that of the experiment's
-    reference."""
-    return [c for c in record["claims"] if place in c.get("places", [record["place"]])]
+def counted(lines: Iterable[LedgerLine]) -> dict[tuple[str, str], int]:
+    """Return the number of claims of the papers for each outcome and protocol."""
+    return dict(Counter((line.outcome, line.protocol) for line in lines if not line.own))
 
 
 def figure_name(paper: str, place: str) -> str:
@@ -139,38 +167,51 @@ def figures_at(place: str, e: Experiment) -> list[str]:
     return [name for name in e.figures if len(e.covers) == 1 or name == own or name.startswith(f"{own}_")]
 
 
-def _judged(paper: str, place: str, title: str, owners: list[Experiment], stored: Records) -> LedgerRow:
-    """Return the row of a place; its verdict is the worst of those of its experiments, in this order."""
-    if not owners:
-        return LedgerRow(paper, place, title, "no experiment yet")
-    rows = [_judged_by(e, LedgerRow(paper, place, title, "not run", experiments=(e.name,)), stored) for e in owners]
-    order = ("differs", "not run", *UNSURE, "reproduced in part", "reproduced")
-    return LedgerRow(paper, place, title, min((row.verdict for row in rows), key=order.index),
-                 tuple(c for row in rows for c in row.claims), *(
-                     tuple(dict.fromkeys(word for row in rows for word in words(row)))
-                     for words in (lambda r: r.remarks, lambda r: r.stale, lambda r: r.sources, lambda r: r.experiments)))
+def _judged(p: LedgerPlace, owners: list[Experiment], stored: Records) -> LedgerPlace:
+    """Add what the experiments of a place found."""
+    parts = [_judged_by(e, p, stored) for e in owners]
+    merged: dict[str, Any] = {name: tuple(dict.fromkeys(word for part in parts for word in getattr(part, name)))
+                              for name in ("missing", "partial", "tried", "stale", "sources")}
+    return p._replace(lines=tuple(line for part in parts for line in part.lines), experiments=tuple(e.name for e in owners),
+                      absent="; ".join(part.absent for part in parts if part.absent) if owners or p.nothing else
+                      "no experiment yet", **merged)
 
 
-def _judged_by(e: Experiment, row: LedgerRow, stored: Records) -> LedgerRow:
-    """Return the row as judged by one experiment, from its record at the paper's scale if there is one."""
+def _judged_by(e: Experiment, p: LedgerPlace, stored: Records) -> LedgerPlace:
+    """Return the place as one experiment shows it, from its record at the paper's scale if there is one."""
+    claims = {c.text: c for c in e.claims if p.place in (c.places or (e.ref.place,))}
+    p = p._replace(missing=(e.missing[p.place],) if p.place in e.missing else (),
+                   partial=(e.partial[p.place],) if p.place in e.partial else ())
     record = next((stored[e.name, scale] for scale in ("paper", "smoke") if (e.name, scale) in stored), None)
     if record is None:
-        return row._replace(remarks=(f"{e.absent or 'not yet run'}: `richter run {e.name} --scale paper`",))
-    claims = claims_at(row.place, record)
-    missing = [f"Missing: {e.missing[row.place]}"] if row.place in e.missing else []
+        nothing = Meaning("not tested")
+        lines = [LedgerLine(c.says or c.text, c.own, {}, "not run", *kind_of(e.protocol_of(c, p.place)), nothing, "")
+                 for c in claims.values()]
+        return p._replace(lines=tuple(lines), absent=f"{e.absent or 'not yet run'}: `richter run {e.name} --scale paper`")
     if not claims:
-        return row._replace(remarks=(*missing,) or ("no claim of its own",))
-    smaller = [f"Small scale only: {fewer}"] if record["scale"] == "smoke" and (fewer := e.reduced or _smaller(e)) else []
-    tried = [f"Tried before: {record['tried']}"] if record.get("tried") else []
-    alone = ["Its controls were not run at this scale"] if not all("controls" in c for c in claims) else []
+        return p._replace(absent=f"no claim of its own in {e.name}")
     state = state_of(record, e, stored)
-    verdict = _of_claims(claims)
-    if verdict == "holds":
-        verdict = "reproduced in part" if missing or smaller else "reproduced"
-    return row._replace(
-        verdict=verdict, claims=tuple(claims), remarks=(*missing, *smaller, *tried, *alone),
-        stale=(str(state),) if state.stale else (),
-        sources=(f"{e.name} at {record['scale']} scale, {record['date']}, {record['cpu_minutes']:.3g} CPU-minutes",))
+    smaller = "" if record["scale"] == "paper" else e.reduced or _smaller(e)
+    kept = {c["text"]: c for c in record["claims"]}
+    beaten = [c.rival for text, c in claims.items() if c.rival and text in kept and not inside(kept[text])]
+    lines = [_line(c, kept[text], f"reduced: {smaller}" if smaller else e.protocol_of(c, p.place), bool(p.partial), beaten)
+             for text, c in claims.items() if text in kept]
+    source = f"{e.name} at {record['scale']} scale, {record['date']}"
+    return p._replace(
+        lines=tuple(line._replace(source=source, stale=state.stale) for line in lines),
+        tried=(record["tried"],) if record.get("tried") else (), stale=(f"{e.name}: {state}",) if state.stale else (),
+        sources=(f"{source}, {record['cpu_minutes']:.3g} CPU-minutes",))
+
+
+def _line(c: Claim, kept: Mapping[str, Any], protocol: str, partial: bool, beaten: Sequence[str]) -> LedgerLine:
+    """Return the line of a claim from the record of its number."""
+    own = kept["verdict"] if kept["holds"] else "does not hold"
+    word = own if c.own else outcome(kept, protocol, reason=c.reason, partial=partial, direction=c.direction,
+                                                 second=c.second)
+    kind, settings = kind_of(protocol)
+    return LedgerLine(c.says or c.text, c.own, kept, word, kind, settings, meaning(kept, () if c.own else beaten),
+                      "" if c.own else reason(kept, word, protocol, c.reason),
+                      tuple(lacking(kept, protocol, c.second)) if word == "undecided" and outside(kept) else (), c.second)
 
 
 def _smaller(e: Experiment) -> str:
@@ -193,7 +234,7 @@ def verdict_of(record: Record | None) -> str:
 def _of_claims(claims: Iterable[Mapping[str, Any]]) -> str:
     """Return the weakest verdict of several claims."""
     verdicts = {c["verdict"] if c["holds"] else "differs" for c in claims}
-    return next((weak for weak in ("differs", *UNSURE) if weak in verdicts), "holds")
+    return next((weak for weak in ("differs", TOO_FEW, ON_AVERAGE) if weak in verdicts), "holds")
 
 
 def state_of(record: Record, e: Experiment, stored: Records) -> Standing:
@@ -201,13 +242,7 @@ def state_of(record: Record, e: Experiment, stored: Records) -> Standing:
     return standing(e, record, stored.get((e.name, "smoke")) if record["scale"] == "paper" else None)
 
 
-def _number(c: Mapping[str, Any]) -> str:
-    bar = f"bar {bar_of(c)}{'; paper: ' + c['paper'] if c['paper'] else ''}{'; once: ' + c['was'] if c.get('was') else ''}"
-    mark = ", **not so**" if not c["holds"] else f", *{c['verdict']}*" if c["verdict"] in UNSURE else ""
-    return f"{c['text']}: {number(c)} ({bar}){mark}"
-
-
-def number(c: Mapping[str, Any]) -> str:
+def number_of(c: Mapping[str, Any]) -> str:
     """Return the number of a claim's record as text, with its interval if it is over seeds."""
     from richter.report.claims import over_seeds
     return "no number" if c["value"] is None else f"{c['value']:.3g}{over_seeds(c)}"

@@ -125,6 +125,8 @@ def reason(c: Mapping[str, Any], word: str, protocol: str, declared: str = "") -
     if declared:
         return declared
     kind = kind_of(protocol)[0]
+    if word == "partly reproduced" and kind == "exact":
+        return "data not available"
     if kind != "exact":
         return {"reduced": "scale", "stand-in": "data not available", "unstated": "unstated setting"}[kind]
     crosses = "over" in c and c["value"] is not None and not outside(c)

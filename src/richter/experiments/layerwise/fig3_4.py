@@ -152,7 +152,6 @@ EXPERIMENT = Experiment(
     start={"skills": 2}, figures={"layerwise_fig3_4": draw_stages, "layerwise_fig4_1": draw_sigmoids},
     missing={"Fig. 4.1": "panel a, a sketch of the model"},
     protocol="exact",
-    partial={"Fig. 4.1": "panel b; panel a is a sketch"},
     claims=(
         Claim("smallest interval between two emergences over the time in which the earlier skill saturates", stages,
               Interval(low=1.0), (LARGE, LINEAR), paper="above 1", source="the definition of stage-like training, Sec. 3.4.2",

@@ -116,7 +116,7 @@ EXPERIMENT = Experiment(
           "then 188 and 560 steps in the place of 625 and 1,250",
     missing={"Fig. 7.3": f"b, CIFAR-100, which cannot be had here; {LESS}", "Fig. 7.7": LESS},
     protocol="stand-in: a narrow VGG-16 on 2,000 images of Fashion-MNIST, 20 epochs, for CIFAR-10 and 200",
-    partial={"Fig. 7.3": "panel a of two", "Fig. 7.7": "panel a; panel b is in another experiment"},
+    partial={"Fig. 7.3": "panel a of two"},
     claims=(
         Claim("a: kappa with normalisation less that without", difference(number("kappa_cka")), Interval(high=-0.02), UNTRAINED,
               paper="tighter", source=VISIBLY, over="seed", differs=WEIGHTS, says="Batch normalisation gives a smaller kappa."),

@@ -92,7 +92,6 @@ EXPERIMENT = Experiment(
     smoke=LayerwiseFigC2Settings(), paper=LayerwiseFigC2Settings(), work=work, quick=True, start={"points": 3, "end": 0.1},
     figures={"layerwise_fig_c_2": draw}, missing={"Fig. C.2": "panel a, a sketch of the network"},
     protocol="exact",
-    partial={"Fig. C.2": "panel b; panel a is a sketch"},
     claims=(
         Claim("largest difference of Eqs. C.15-C.18, corrected, from the network's gradient, relative to the largest velocity",
               off, Interval(high=1e-8), Control("as printed", {"form": "text"}), paper="equal", source="an identity",

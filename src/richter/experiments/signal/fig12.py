@@ -75,7 +75,6 @@ EXPERIMENT = Experiment(
     missing={**dict.fromkeys(("Fig. 4", "Fig. 12", "Fig. 13", "Fig. 14", "Fig. 15"), LESS),
              "Fig. 11": "CIFAR-100, which cannot be had here; --set cifar100=FOLDER runs it, with train.bin and test.bin there"},
     protocol="reduced: 600 of 50,000 images, a sixteenth of the channels, 12 epochs",
-    partial={"Fig. 11": "nothing: CIFAR-100 cannot be had here"},
     claims=(
         Claim("VGG-19: height of the peak at the largest learning rate over that at the smallest",
               higher("lr", True, figure="Fig. 12"), Interval(low=1.001), UNTRAINED, paper="larger", source="the figure",

@@ -185,7 +185,6 @@ EXPERIMENT = Experiment(
     reduced="500 images, 20 epochs, two seeds",
     missing={"Fig. 4": "a: 2,000 of 60,000 images; b and c, ResNet-18 and VGG-19, are run by signal_fig12, reduced"},
     protocol="reduced: 2,000 of 60,000 images",
-    partial={"Fig. 4": "panel a; b and c are in another experiment"},
     claims=(
         Claim("rank correlation over the grid of the peak's height and the test accuracy", generalising, Interval(low=0.5),
               REORDERED, paper="clearly positive", source="the text: a clear positive correlation", over="seed",
