@@ -505,7 +505,7 @@ def test_an_operator_multiplies_by_the_hessian(chunk: int) -> None:
     assert snap.value("vHv") == pytest.approx((v @ exact @ v).item(), rel=1e-10)
     row = snap.row("trace")
     assert abs(row.value - exact.trace().item()) < 4 * row.error < 0.5 * exact.trace().item()
-    said = f"from 400 random vectors; sketch error {row.error:.2g}, that of few examples not among it"
+    said = f"from 400 random vectors; sketch error {row.error:.2g} (sampling error over examples not included)"
     assert (row.mark, row.note) == (Mark.ESTIMATED, said)
     assert [r.layer for r in snap.rows if r.measure == "vHv"] == [WHOLE]
 

@@ -198,7 +198,7 @@ def test_answers_are_those_of_the_definition() -> None:
     assert squared.value("probe_accuracy") == snap.value("probe_accuracy")
     targets = richter.measure(model, richter.Probe(x, f + 1), ["probe_accuracy"])
     assert math.isnan(targets.value("probe_accuracy"))
-    assert "the labels are no classes" in targets.note("probe_accuracy")
+    assert "the labels are not classes" in targets.note("probe_accuracy")
     none = richter.measure(model, richter.Probe(x, None), list(MOVEMENT[4:]))
     assert "no labels" in none.note("probe_loss")
     assert none.value("output_rms") == pytest.approx(snap.value("output_rms"), rel=1e-12)

@@ -254,7 +254,7 @@ class Writing(Block):
 @pytest.mark.parametrize(("block", "said"), [
     (Counting, "module 'blocks.1' cannot be run again: it computes something else than the first time.*Allow more memory"),
     (Shrinking, "module 'blocks.1' cannot be run again: it computes something else than the first time"),
-    (Writing, "module 'blocks.1' cannot be run again: what it is given was changed in place since")])
+    (Writing, "module 'blocks.1' cannot be run again: its inputs were changed in place since")])
 def test_a_block_that_differs_is_an_error(block: type[Block], said: str) -> None:
     model = Deep(2, block)
     with quiet(model):

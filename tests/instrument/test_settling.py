@@ -88,9 +88,9 @@ def test_what_a_network_answers_before_its_norms_have_seen_data_says_so() -> Non
         snap = richter.measure(model.eval(), probe, ANSWERS)
         return {snap.note(m) for m in ANSWERS}
 
-    assert notes() == {f"2 {NO_DATA} yet, and normalise nothing"}
+    assert notes() == {f"2 {NO_DATA} yet, and do not normalise"}
     model.train()(X)
-    assert notes() == {f"2 {FEW_BATCHES} (1), and normalise in part by what they were made with"}
+    assert notes() == {f"2 {FEW_BATCHES} (1), and still use part of their initial statistics"}
     for _ in range(42):
         model.train()(X)
     assert f"2 {FEW_BATCHES} (43)" in notes().pop()  # 0.9^43 is 1.1 %
@@ -103,7 +103,7 @@ def test_what_a_network_answers_before_its_norms_have_seen_data_says_so() -> Non
     model.train()(X)
     assert notes() == {""}
     model[0].reset_running_stats()  # type: ignore[operator]
-    assert notes() == {f"1 {NO_DATA} yet, and normalise nothing"}
+    assert notes() == {f"1 {NO_DATA} yet, and do not normalise"}
     model[0].running_mean += 1.0  # type: ignore[operator]  # given, with no count
     assert notes() == {""}
     assert {richter.measure(network(None), probe, ANSWERS).note(m) for m in ANSWERS} == {""}
@@ -135,7 +135,7 @@ def test_buffers_that_move_by_themselves_do_not_make_a_lazy_network_rich(make: o
     assert snap.value(TURNED) < 0.002
     for m in (GAP, "magnitude", TURNED):
         assert MOVED_BUFFERS in snap.note(m)
-        assert "the initial network is taken with those of now" in snap.note(m)
+        assert "the initial network is run with the current buffers" in snap.note(m)
     assert max(r.value for r in snap.rows if r.measure in (LAYER, "weight_change") and math.isfinite(r.value)) < 0.2
     assert any("what the buffers did that moved besides the weights" in line for line in found.unknown), str(found)
 

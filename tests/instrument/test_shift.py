@@ -91,7 +91,7 @@ def test_labels_are_moved_once_and_the_snapshot_says_so() -> None:
     said = richter.measure(model, probe, ["tangent_cka"])
     assert "*" not in said.notes
     seen = richter.measure(model, richter.Probe({"input_ids": IDS}, IDS), ["tangent_cka"])
-    assert "moves by one in its own loss" in seen.notes["*"]
+    assert "moves them by one in its own loss" in seen.notes["*"]
     assert_close(seen, said)
     assert_close(richter.measure(model, richter.Probe({"input_ids": IDS}, after), ["tangent_cka"]), said)
     left = richter.measure(model, richter.Probe({"input_ids": IDS}, IDS, shift=False), ["tangent_cka"])

@@ -587,7 +587,7 @@ def test_what_can_only_be_used_up_is_not(build: Callable[[], Any]) -> None:
     before = model.state
     richter.measure(model, probe_of("vector"), FEW)
     model.step = lambda it: 1.0 if next(it[0] if isinstance(it, list) else it) is None else 0.0
-    with pytest.raises(CaptureError, match=r"takes from a .* that the model keeps.*nothing was taken"):
+    with pytest.raises(CaptureError, match=r"advances a .* that the model keeps.*nothing was taken"):
         richter.measure(model, probe_of("vector"), FEW)
     assert model.state is before
     value = next(before[0] if isinstance(before, list) else before)

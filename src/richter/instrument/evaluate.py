@@ -427,7 +427,8 @@ def _of_sketch(errors: Mapping[str, float]) -> list[Remark]:
     sketched = [error for kind, error in errors.items() if kind not in OF_PROBE]
     finite = [error for error in sketched if math.isfinite(error)]
     size = math.hypot(*finite)
-    alone = "" if any(math.isfinite(errors.get(kind, math.nan)) for kind in OF_PROBE) else ", that of few examples not among it"
+    sampled = any(math.isfinite(errors.get(kind, math.nan)) for kind in OF_PROBE)
+    alone = "" if sampled else " (sampling error over examples not included)"
     if len(finite) < len(sketched):
         return [Remark(text=f"sketch error {size:.2g} or more{alone}" if size else "sketch error unknown")]
     return [Remark(text=f"sketch error {size:.2g}{alone}")] if size > 0 else []

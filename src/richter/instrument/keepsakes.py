@@ -94,7 +94,7 @@ class Reader:
         self.widths = {k: X.shape[1] for k, X in self._features(few, slice(0, count(few))).items()}
         self.names = list(self.widths)  # in the order of the forward pass; of layers that read the same the first; outputs last
         self.notes = {k: "it can only be read one example at a time" for k in featured if k not in maps}  # no features, and why
-        self.notes |= {k: "what it reads differs in size between examples, or was written over" for k in self.maps
+        self.notes |= {k: "its inputs differ in size between examples, or were overwritten" for k in self.maps
                        if k not in self.widths} | subject.masks.refused
         if len(self.widths) == 1 and subject.layers is not None:
             raise SelectionError(f"layers={subject.layers!r}: none of them reads features. Lookups read indices; this model has: "
@@ -147,9 +147,9 @@ class Reader:
                                         f"inner products. Look for a diverged run or a division by zero, or leave it out with "
                                         f"layers=....")
             if name in self.widths and (name not in features or features[name].shape[1] != self.widths[name]):
-                raise CaptureError(f"layer {name!r} reads {self.widths[name]} numbers of the first examples, and not as many of "
-                                   f"later ones, or what it read was written over: its features are no matrix. Leave it out with "
-                                   f"layers=....")
+                raise CaptureError(f"layer {name!r} reads {self.widths[name]} numbers per example of the first examples and "
+                                   "another count of later ones, or its inputs were overwritten: its features do not form a "
+                                   "matrix. Leave it out with layers=....")
         f = run.f.detach()
         keep = mask[rows].to(f.device) if mask is not None and self.tokens else None
         features[self.output] = self._rows(f.reshape(n, f.shape[1] if self.tokens else 1, -1), keep)

@@ -383,16 +383,17 @@ class Probe:
         """Probe of the held-out examples, with the same settings."""
         if not isinstance(given, Probe):
             if not isinstance(given, (tuple, list)) or len(given) != 2:
-                raise ProbeError(f"Probe(held_out=...) is a {type(given).__name__}; a pair (x2, y2) is needed, of examples like "
-                                 f"those of the probe.")
+                raise ProbeError(f"Probe(held_out=...) is a {type(given).__name__}; give a pair (x2, y2) of examples like those "
+                                 "of the probe.")
             x, y = given
             given = Probe(x, y, chunk=self.chunk, kernel_examples=self.kernel_examples,
                           ignore_index=self.ignore_index, loss=self.loss, weight_decay=self.weight_decay, shift=shift)
         here, there = (_each(p.x, lambda t, _: [*t.shape[1:]]) for p in (self, given))
         unlabelled = (given.y is None) != (self.y is None)
         if here != there or unlabelled:
-            raise ProbeError(f"Probe(held_out=...) holds other things than the probe: inputs {there} beside {here}"
-                             f"{', and labels in one of them only' if unlabelled else ''}. Both go through the same model.")
+            raise ProbeError(f"Probe(held_out=...) has other inputs or labels than the probe: inputs {there} beside "
+                             f"{here}{', and labels in one of them only' if unlabelled else ''}. Both go through the same "
+                             "model.")
         return given
 
     @classmethod
@@ -705,15 +706,16 @@ def aligned(network: Network, x: Inputs, probe: Probe, shape: torch.Size) -> tup
         return probe, ""
     kind, moves = type(network.model).__name__, _moves(network, x, probe)
     if moves is None:
-        raise ProbeError(f"the labels y equal the input ids, and Richter cannot tell what a {kind} takes them for: it returns no "
-                         f"loss for labels=. As they are, each output would be compared with the token that it has just read. "
-                         f"Say Probe(..., shift=True) for a language model (labels=input_ids, as Hugging Face takes them: each "
-                         f"belongs to the output before it), or shift=False where the token itself is the label (an autoencoder, "
-                         f"a masked language model).")
+        raise ProbeError(f"the labels y equal the input ids, and the {kind} returns no loss for labels=, so Richter cannot tell "
+                         "which outputs predict them. Without a shift, each output would be compared with the token that it "
+                         "has just read. Write Probe(..., shift=True) for a language model (labels=input_ids as in Hugging "
+                         "Face, where each label belongs to the output before it), or shift=False if the token itself is the "
+                         "label (an autoencoder, a masked language model).")
     if not moves:
         return probe, ""
-    return probe.shifted(), (f"the labels equal the input ids, which a {kind} moves by one in its own loss: so they are here, "
-                             f"each beside the output before it (Probe(shift=True) says so, shift=False leaves them as they are)")
+    return probe.shifted(), (f"the labels equal the input ids, and a {kind} moves them by one in its own loss. Here, too, "
+                             "each label belongs to the output before it (Probe(shift=True) says so, shift=False leaves labels "
+                             "in place)")
 
 
 def _moves(network: Network, x: Inputs, probe: Probe) -> bool | None:

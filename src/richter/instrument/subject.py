@@ -407,8 +407,8 @@ class Start:
         f = replace(self.network, state=self.given).run(self.few, record=False).f
         if f.shape == self.f.shape and torch.equal(f, self.f):
             return Remark()
-        return Remark(text=f"{MOVED_BUFFERS} ({few_of(self.drifted)}): the initial network is taken with those of now, so what "
-                           f"they did is not in this number")
+        return Remark(text=f"{MOVED_BUFFERS} ({few_of(self.drifted)}): the initial network is run with the current buffers, so "
+                           "this number leaves out their change")
 
 
 @dataclass(frozen=True)

@@ -310,10 +310,10 @@ class Look:
     def _undecided(self) -> Positions:
         """Refusal for positions that cannot be matched with tokens of the mask."""
         return Positions(refused=(
-            f"its positions are a multiple of the {self.T} tokens of the mask, and whether they are those tokens, and which is "
-            f"which, cannot be told: the model takes no fewer tokens, or too much else changes with them. Masked positions must "
-            f"enter no sum, so it has no number. Let the model take shorter inputs, or give labels of ignore_index at masked "
-            f"tokens in the place of mask=: all positions then count"))
+            f"its positions are a multiple of the {self.T} tokens of the mask, and cannot be matched with them: the model "
+            "takes no fewer tokens, or too much else changes with them. Masked positions must not enter any sum, so it has no "
+            "number. Let the model take shorter inputs, or replace mask= by labels of ignore_index at masked tokens: all "
+            "positions then count"))
 
     def _by_length(self, whole: Sequence[Seen], shorter: Sequence[tuple[int, Sequence[Seen]]]) -> Positions:
         """Find the tokens at the positions of a map, from passes with fewer tokens."""

@@ -506,9 +506,9 @@ class Refusing:
         return self
 
     def __next__(self) -> Any:
-        raise CaptureError(f"the forward pass takes from a {self._kind} that the model keeps. What is taken cannot be put back, "
-                           f"and training would go on without it: nothing was taken. Keep a list or an itertools.count, or "
-                           f"take from it outside the forward pass.")
+        raise CaptureError(f"the forward pass advances a {self._kind} that the model keeps. An item that is taken cannot be put "
+                           "back, and training would miss it: nothing was taken. Keep a list or an itertools.count, or advance "
+                           "it outside the forward pass.")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -126,8 +126,8 @@ def _drawn(device: torch.device, dtype: torch.dtype) -> Tensor:
 T = TypeVar("T")
 Again = Callable[[], contextlib.AbstractContextManager[None]]  # around a block that is run again
 PAYS = 0.8  # of what is kept: where blocks would save less, they are left as they are
-ANEW = ("Its graph has no room in memory=, so its insides are computed again for every backward pass. Allow more memory, or keep "
-        "what it remembers from one call to the next (a cache, a counter) out of its forward().")
+ANEW = ("Its graph does not fit memory=, so it is recomputed for every backward pass. Allow more memory, or keep state between "
+        "calls (a cache, a counter) out of its forward().")
 HALVINGS = 8  # sizes of blocks that are tried
 
 
@@ -225,7 +225,7 @@ class CheckpointBlock:
             kept.append((t.detach(), t._version))
 
         if any(t._version != version for t, version in self.versions):
-            raise self.refused("what it is given was changed in place since")
+            raise self.refused("its inputs were changed in place since")
         try:
             with (torch.enable_grad(), saved_tensors_hooks(keep, _never), self.state.in_place(), checkpoints_called(),
                   compiled_eagerly(), self.recorded(), self.attributes.in_place(), contextlib.ExitStack() as around):

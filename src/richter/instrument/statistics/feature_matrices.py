@@ -47,7 +47,7 @@ from richter.instrument.stream import steps
 from richter.instrument.subject import Subject
 from richter.linalg import MODEST
 
-NOT_MOVED = "0/0: the weights (or what is asked of them) have not moved from the initial ones"
+NOT_MOVED = "0/0: the weights (or their backward signals) have not moved from the initial ones"
 TILE = 2 ** 22  # entries of a matrix in double precision at a time
 ISOTROPIC = 1e-6  # of a moment: what is nearer to a multiple of the identity is one
 SIDE_BY_SIDE = 12  # products of a matrix with itself and with moments that are held side by side

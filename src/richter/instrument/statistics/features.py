@@ -97,14 +97,13 @@ FEATURES = Features("features")
 # examples where each has outputs of its own.
 
 SHARE = 4  # of memory=, one part in so many is for features
-SEVERAL = ("{number} layers write the outputs ({names}), so that there is no last layer whose features could be meant: ask for "
-           "one, layers=")
-POSITIONS = ("it reads {positions} position{s} of each example, and the outputs are [{shape}]: features are what is read for one "
-             "row of outputs. A layer behind Flatten(), or behind a mean over positions, reads some")
-UNREACHED = "{rows} of {all} examples reach this layer, so that it has no features of the others"
-PARTLY = "some outputs of an example count and others do not, so that its outputs span no space with those of the others"
-NOT_FINITE = "it reads NaN or Inf, of which no average can be made"
-NO_CLASSES = "the targets are no classes (one number of each example the same, the others 0), and only classes collapse"
+SEVERAL = "{number} layers write the outputs ({names}), so the last layer is ambiguous: choose one with layers="
+POSITIONS = ("it reads {positions} position{s} of each example, and the outputs are [{shape}]: features are the inputs behind "
+             "one row of outputs. A layer behind Flatten(), or behind a mean over positions, has some")
+UNREACHED = "only {rows} of {all} examples reach this layer, so the others have no features"
+PARTLY = "some outputs of an example count and others do not, so the outputs of different examples span different spaces"
+NOT_FINITE = "it reads NaN or Inf, so its averages are undefined"
+NO_CLASSES = "the targets are not classes (one-hot up to a factor), and only classes collapse"
 
 
 class FeatureRows(NamedTuple):

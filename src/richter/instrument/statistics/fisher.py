@@ -31,7 +31,7 @@ DRAWS = 16  # random combinations of an example's outputs
 STEP, REACH = 0.5, 60.0  # of the quadrature of the root: its error is exp(-2 pi^2 / STEP) and exp(-REACH / 2)
 ROUGH_STEP, ROUGH_REACH = 1.2, 32.0  # and where there are many outputs, 1e-7: the draws are less exact by far
 NO_CLASSES = ("the Fisher information of cross-entropy needs outputs that are logits of classes: give class or token ids as "
-              "labels, or targets of which one is 1 and the others 0")
+              "labels, or one-hot targets")
 ONE_CLASS = "one class: the softmax of a single output is 1 whatever the network does, so its Fisher information is 0"
 
 
@@ -198,7 +198,8 @@ class Fisher(Derived):
 
     def __post_init__(self) -> None:
         if self.draws < 3:
-            raise SelectionError(f"draws={self.draws}: the error of a Fisher information is that of draws left out, and takes 3.")
+            raise SelectionError(f"draws={self.draws}: give 3 or more. The standard error of a Fisher information comes from "
+                                 "leaving draws out.")
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
         if subject.targets.objective is None or subject.targets.objective.classes is None:

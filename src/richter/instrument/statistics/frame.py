@@ -77,8 +77,8 @@ def together(varied: Sequence[Sequence[Any]], kind: str) -> list[tuple[Any, ...]
     """Values of several statistics, each without the same group."""
     sizes = sorted({len(values) for values in varied})
     if len(sizes) > 1:
-        raise NoError(f"no standard error: what it is made of is in {' and '.join(map(str, sizes))} groups of {kind}, and none "
-                     f"can be left out of all at once; give them as many")
+        raise NoError(f"no standard error: the statistics behind this number have {' and '.join(map(str, sizes))} groups of "
+                      f"{kind}, so none can be left out of all at once; give them equal numbers of groups")
     return list(zip(*varied, strict=True))
 
 

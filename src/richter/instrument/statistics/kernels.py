@@ -331,8 +331,8 @@ class Gram(OfKernels):
         t = Tangents(subject, cotangents)
         if t.v > MOST["kernel"] and not t.fits:
             return (f"the kernel of {t.v} outputs and {t.n} examples needs memory='{show_bytes(t.bytes() + t.least())}', and "
-                    f"nothing stands in for it here: pick outputs with output=, fewer examples with "
-                    f"Probe(kernel_examples=...), or give more memory")
+                    "cannot be estimated here: pick outputs with output=, fewer examples with Probe(kernel_examples=...), or "
+                    "give more memory")
         return self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:

@@ -429,8 +429,8 @@ class MomentGathering(Gathering):
         if place in self.subject.masks.refused:
             raise Missing(self.subject.masks.refused[place], Mark.REFUSED)
         if place in self.apart:
-            raise Missing("the initial network sends other positions of some examples to this layer (routing), so what is asked "
-                          "of them now and then cannot be subtracted")
+            raise Missing("the initial network sends other positions of some examples to this layer (routing), so its backward "
+                          "signals now and then cannot be subtracted")
         halves = self._made(place)
         if without is not None and without[0] == WITHIN and len(halves) == 2:
             mean = moved_mean(halves, *shares(self.groups["examples"])[without[1]])

@@ -470,7 +470,7 @@ class Linearisation(PairGathering):
         if not self._holds(chunk, tangent):
             if not self.pair.norms and self.cotangents.exact:
                 return self._captured(chunk)
-            self.failure = f"{NO_WAY}: on some examples of the probe, {way} is not what the backward pass says"
+            self.failure = f"{NO_WAY}: on some examples of the probe, {way} disagrees with the backward pass"
             return None
         reading.then.run = replace(then, heard=grouped(then.calls))
         change, linear = (t.reshape(chunk.n, -1) for t in (wide(chunk.f) - wide(then.f.reshape(chunk.n, -1)), wide(tangent)))
@@ -787,4 +787,4 @@ LINEARISATION = OfNetworkPair(
     "linearisation", Linearisation, zero="0/0: untrained, the weights are the initial ones", adds=PUSHED, holds="change")
 FEATURE_CHANGE = OfNetworkPair("feature_change_by_layer", FeatureChange, adds=FORWARD, holds="features")
 FUNCTION_CHANGE = OfNetworkPair("function_change_by_map", FunctionChange, "map",
-                                "0/0: the initial weights of this layer make nothing of what it reads")
+                                "0/0: the output of this layer's initial weights is zero")

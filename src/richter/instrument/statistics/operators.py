@@ -43,7 +43,7 @@ from richter.instrument.survey import map_gradient
 
 # (f "n k" with its graph, Y "n k" or None, parameters, a vector for each) -> a vector for each, summed over these examples
 Product = Callable[[Tensor, Tensor | None, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor | None]]
-HIDDEN = "the model adds to .grad in a backward pass of its own, and what is added there cannot be differentiated again"
+HIDDEN = "the model adds to .grad in its own backward pass, and these gradients cannot be differentiated again"
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ NOT_OUT = ("the largest eigenvalue of the kernel of all outputs does not stand o
            "most 64 outputs with output=, e.g. lambda out: out[:, -1, :64]")
 TOP, FEWER = "needs the largest eigenvalue of the kernel of all outputs", "pick at most 64 outputs"
 FEW, DEAR = 2e11, 20  # operations that are never too many; passes of the probe beyond which this sketch costs too much
-READ_OUT = ("a read-out's kernel has its largest eigenvalue once for every class, and no sketch of so many outputs shows it: "
-            "pick at most 64 with output=, e.g. lambda out: out[:, -1, :64]")
+READ_OUT = ("the kernel of a read-out has its largest eigenvalue once per class, and a sketch of this many outputs cannot "
+            "resolve it: pick at most 64 with output=, e.g. lambda out: out[:, -1, :64]")
 
 
 @dataclass(frozen=True)

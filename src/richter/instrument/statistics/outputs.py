@@ -53,8 +53,8 @@ def settling(subject: Subject) -> Remark:
         elif (seen := int(kept.get("num_batches_tracked", 0))) and norm.momentum is not None \
                 and (1 - norm.momentum) ** seen > SETTLED:
             batches.append(seen)
-    texts = [*([f"{fresh} {NO_DATA} yet, and normalise nothing"] if fresh else []),
-             *([f"{len(batches)} {FEW_BATCHES} ({min(batches)}), and normalise in part by what they were made with"]
+    texts = [*([f"{fresh} {NO_DATA} yet, and do not normalise"] if fresh else []),
+             *([f"{len(batches)} {FEW_BATCHES} ({min(batches)}), and still use part of their initial statistics"]
                if batches else [])]
     return Remark(text="; ".join(texts))
 
@@ -215,7 +215,7 @@ class Answers:
         """The share of labels that have the largest output."""
         ids, f = self.classes, self.f
         if ids is None or f.shape[-1] < 2:
-            raise Missing("the labels are no classes: targets of which one is 1 and the others 0, or class or token ids")
+            raise Missing("the labels are not classes: give class or token ids, or one-hot targets")
         ids = (ids if self.keep is None else ids[self.keep.to(ids.device)]).to(f.device)
         real = ids >= 0
         if not real.any():

@@ -472,8 +472,8 @@ CROSS_OUTPUT = output_by_output("cross_output", Diagonal("kernels_of_single_outp
 
 # ------------------------------------------------------------------------------------------- the kernels of another time
 
-OTHER_KERNELS = ("kernels {now} now and {then} then (outputs, examples, examples) are not of the same outputs and examples, and "
-                 "cannot be compared")
+OTHER_KERNELS = ("kernels {now} now and {then} before (outputs, examples, examples) belong to different outputs or examples, "
+                 "and cannot be compared")
 
 
 class OwnKernels(OutputByOutput):

@@ -484,8 +484,8 @@ def _gradients(t: Tangents, vectors: Vectors, units: Sequence[Unit], kind: type[
     """J^T z~ of each module for every vector (and for the labels, last). A vocabulary's matrix that some examples use in another
     way is compressed as the others are, if there is room."""
     if kind is Compressed and (need := compressed_bytes(t, vectors.q)) > t.subject.memory:
-        raise Missing(f"what is done with the outputs of a vocabulary's matrix differs between examples, and its gradients, "
-                      f"compressed, take memory='{show_bytes(need + t.subject.fixed)}'")
+        raise Missing("the outputs of a vocabulary's matrix are used differently between examples, and its compressed "
+                      f"gradients take memory='{show_bytes(need + t.subject.fixed)}'")
     gradients, subject = kind(t, units, len(vectors), vectors.labelled), t.subject
     room = subject.memory - compressed_bytes(t, vectors.q) if kind is Compressed else subject.memory // 3
     each = subject.itemsize * (2 * subject.survey.graph + 6 * subject.survey.outputs) + 1

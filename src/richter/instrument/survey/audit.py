@@ -131,7 +131,7 @@ def passed(network: Network, x: Inputs, seed: int, silent: Collection[str] | Non
         if not shared:
             raise
         network.run(x, record=False, seed=seed)  # whatever is wrong with the model itself is raised here
-        raise Doubt(shared, x, 0, "what they return is not shared by all examples of a batch") from None
+        raise Doubt(shared, x, 0, "their outputs are not shared by all examples of a batch") from None
 
 
 def _as_surveyed(layouts: Sequence[str], rows: Sequence[int], calls: Sequence[Call], n: int) -> bool:

@@ -450,10 +450,10 @@ def _first_apart(plain: Pass, gradients: list[Tensor], others: list[Tensor], lar
 
 
 def _other(what: str, off: float) -> CaptureError:
-    return CaptureError(f"{what} by {off:.2g} (relative) between training and measuring: for a measurement, aliases with the "
-                        f"same numbers stand in the place of the model's parameters, and what it computes depends on which "
-                        f"objects they are (it asks for their type, or looks them up in a table). Numbers would be those of "
-                        f"another network. Use parameters as tensors in forward(), and keep tables by their names.")
+    return CaptureError(f"{what} by {off:.2g} (relative) between training and measuring. A measurement replaces the model's "
+                        "parameters by aliases with the same numbers, and the model depends on which objects they are (it asks "
+                        "for their type, or looks them up in a table). The numbers would belong to another network. Use "
+                        "parameters as tensors in forward(), and keep tables by their names.")
 
 
 # ------------------------------------------------------------------------------------------------------------- examine

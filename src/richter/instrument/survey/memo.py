@@ -169,9 +169,9 @@ def _check_mixing(network: Network, doubt: Doubt, singly: set[str]) -> None:
 
 def _unexplained(name: str) -> Remark:
     """Refusal of a map whose captures do not rebuild its weight gradient."""
-    return Remark(Mark.REFUSED, f"layer {name!r}: on some examples of the probe, what it read and what is asked of it do not "
-                                f"rebuild its weight gradient. The weight is also used in a way that is not a linear map of one "
-                                f"input; its tangent kernel is exact, by gradients of single examples")
+    return Remark(Mark.REFUSED, f"layer {name!r}: on some examples of the probe, its inputs and backward signals do not rebuild "
+                                "its weight gradient. The weight is also used in a way that is not a linear map of one input; "
+                                "its tangent kernel is exact, by gradients of single examples")
 
 
 # ---------------------------------------------------------------------------------------------------------------- memo
