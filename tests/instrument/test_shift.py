@@ -127,7 +127,7 @@ def test_the_loss_is_looked_at_and_not_the_name() -> None:
     config = gpt2().config
     for kind, note in ((Other, True), (InPlace, False)):
         snap = richter.measure(kind(config).double(), richter.Probe({"input_ids": IDS}, IDS), ["tangent_cka"])
-        assert ("moves by one" in snap.notes.get("*", "")) == note
+        assert ("moves them by one" in snap.notes.get("*", "")) == note
 
 
 def test_where_the_model_cannot_be_asked_you_are() -> None:
