@@ -340,7 +340,7 @@ class Widened(Mapping[str, Tensor]):
         return len(self.plain)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Matrices:
     """The matrices of all maps, now and at initialisation."""
 
@@ -361,7 +361,7 @@ class Matrices:
         return self.pair(name) if name in self.grouped else (self.W.plain[name], self.W0.plain.get(name))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Start:
     """The initial network, with the buffers of now where they have moved and are not understood: an initial mean of 0, or a first
     guess of a singular vector, is that of no network that was ever trained."""
@@ -411,7 +411,7 @@ class Start:
                            "this number leaves out their change")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Targets:
     """The labels of the probe as the outputs have them, and cotangents for them."""
 
@@ -439,7 +439,7 @@ class Targets:
         return V
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Masks:
     """The positions of each map that count, if the probe masks some tokens; looked at when they are first asked for."""
 
