@@ -731,8 +731,10 @@ class FunctionChange(PairGathering):
         if not maps[name].layouts and [k for k, info in maps.items() if info.module == module] == [name]:
             biases.setdefault(f"{module}.bias" if module else "bias", (name,))  # of a layer that is read one example at a time
         for bias, own in biases.items():
+            if name not in own or bias not in state:
+                continue
             sizes = [torch.Size(maps[k].shape[:-1]).numel() for k in own]
-            if name in own and bias in state and state[bias].numel() == sum(sizes):
+            if state[bias].numel() == sum(sizes):
                 dtype = torch.float64 if subject.errors or subject.wide else subject.network.dtype
                 return state[bias].detach().flatten().to(subject.home, dtype).split(sizes)[own.index(name)]
         return None
