@@ -10,6 +10,7 @@ from torch import Tensor
 
 import oracles
 from machines import KERNELS, METRICS, NAMED, apart, assert_close, full, metric, normal
+from pairwise import all_pairs
 from richter.core import SelectionError
 from richter.learners import NTK, Kernel, Laplace, LaplaceL1, agop, fact
 
@@ -25,9 +26,7 @@ def test_bad_weights_of_agop(weights: list[float]) -> None:
 SIZES = [(6, 2, 4), (11, 1, 3), (11, 3, 2)]  # n < c d; n > c d with one output and several
 
 
-@pytest.mark.parametrize("kind", METRICS)
-@pytest.mark.parametrize(("n", "c", "d"), SIZES)
-@pytest.mark.parametrize("kernel", KERNELS, **NAMED)
+@pytest.mark.parametrize(("kernel", "n", "c", "d", "kind"), all_pairs(KERNELS, SIZES, METRICS), **NAMED)
 def test_agop_and_fact_by_autograd(kernel: Kernel, n: int, c: int, d: int, kind: str) -> None:
     x, A, M = normal(n, d), normal(n, c, seed=1), metric(kind, d)
     x[-1] = x[0]  # a copy: its distance is 0, where some kernels have a kink
@@ -121,9 +120,7 @@ def test_the_l1_kernel_is_not_rotation_invariant() -> None:
     assert apart(agop(LaplaceL1(1.0), x @ Q, A), Q.T @ torch.as_tensor(agop(LaplaceL1(1.0), x, A)) @ Q) > 1e-2
 
 
-@pytest.mark.parametrize("ridge", [0.01, 1.0])
-@pytest.mark.parametrize("kind", METRICS)
-@pytest.mark.parametrize("kernel", KERNELS, **NAMED)
+@pytest.mark.parametrize(("kernel", "kind", "ridge"), all_pairs(KERNELS, METRICS, [0.01, 1.0]), **NAMED)
 def test_fact_is_the_gradient_of_the_loss_at_a_fit(kernel: Kernel, kind: str, ridge: float) -> None:
     """The ridge is in the coefficients alone: residuals are ridge A.  [theory/FACT 1.3]"""
     x, y, M = normal(9, 3), normal(9, 2, seed=1), metric(kind, 3)

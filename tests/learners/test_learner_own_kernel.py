@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from machines import KERNELS, NAMED, assert_close, normal, table
+from pairwise import all_pairs
 from richter.core import SelectionError
 from richter.learners import (
     Gaussian,
@@ -138,9 +139,7 @@ def test_feature_matrices_are_those_of_the_shipped_twin(own: Kernel, shipped: Ke
             assert_close(fact(own, x, A, M, memory=memory), fact(shipped, x, A, M), 1e-10)
 
 
-@pytest.mark.parametrize("features", FEATURES)
-@pytest.mark.parametrize("outputs", [1, 3])
-@pytest.mark.parametrize(("own", "shipped"), TWINS, **NAMED)
+@pytest.mark.parametrize(("own", "shipped", "outputs", "features"), all_pairs(TWINS, [1, 3], FEATURES), **NAMED)
 def test_learners_find_what_they_find_with_the_shipped_twin(own: Kernel, shipped: Kernel, outputs: int, features: str) -> None:
     X, y, _ = table()
     target = y if outputs == 1 else np.stack([y, y ** 2, X[:, 0]], 1)

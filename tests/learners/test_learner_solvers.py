@@ -18,6 +18,7 @@ from torch import Tensor
 
 import oracles
 from machines import NAMED, apart, assert_close, normal
+from pairwise import all_pairs
 from richter.core import MemoryBudgetError, parse_bytes
 from richter.learners import NTK, Gaussian, Kernel, Laplace, LaplaceL1, Quadratic, RFMClassifier
 from richter.learners.logistic import solve_logistic
@@ -51,9 +52,8 @@ def merged(x: Tensor, y: Tensor, copies: list[int] | Tensor) -> FitProblem:
     return problem(x.numpy(), y.numpy(), np.asarray(copies, dtype=float), np.random.RandomState(0))
 
 
-@pytest.mark.parametrize("intercept", [False, True])
-@pytest.mark.parametrize("case", ["plain", "duplicates", "weights", "both", "zero weights"])
-@pytest.mark.parametrize("kernel", [Laplace(2.0), Quadratic()], **NAMED)
+@pytest.mark.parametrize(("kernel", "case", "intercept"), all_pairs(
+    [Laplace(2.0), Quadratic()], ["plain", "duplicates", "weights", "both", "zero weights"], [False, True]), **NAMED)
 def test_leaving_out_by_fitting_again(kernel: Kernel, case: str, intercept: bool) -> None:
     x, y, copies = normal(12, 3), normal(12, 2, seed=1), [1] * 12
     if case in ("duplicates", "both"):
@@ -95,9 +95,8 @@ def test_a_row_is_left_out_with_its_whole_weight() -> None:
         assert_close(found, K[r, kept] @ A, 1e-9)
 
 
-@pytest.mark.parametrize("outputs", [1, 3])
-@pytest.mark.parametrize("intercept", [False, True])
-@pytest.mark.parametrize("kernel", [Laplace(2.0), Gaussian(1.5), LaplaceL1(3.0), NTK(2)], **NAMED)
+@pytest.mark.parametrize(("kernel", "intercept", "outputs"), all_pairs(
+    [Laplace(2.0), Gaussian(1.5), LaplaceL1(3.0), NTK(2)], [False, True], [1, 3]), **NAMED)
 def test_conjugate_gradients_agree_with_the_dense_solution(kernel: Kernel, intercept: bool, outputs: int,
                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     """With blocks kept, and with so little memory that they are computed again for each product."""

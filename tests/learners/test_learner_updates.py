@@ -12,6 +12,7 @@ from torch import Tensor
 
 import oracles
 from machines import KERNELS, METRICS, NAMED, apart, assert_close, full, metric, normal
+from pairwise import all_pairs
 from richter.learners import Gaussian, Kernel, KernelRidge, Laplace, Quadratic, RFMClassifier, RFMRegressor, fact
 from richter.learners.features import FEATURES, next_metric
 
@@ -23,19 +24,15 @@ def updated(rule: Any, kernel: Kernel, x: Tensor, A: Tensor, M: Tensor | None, *
     return next_metric(rule, kernel, u, x, R, A, w, lambda rows: kernel.geometry(u[rows], u), **options)
 
 
-@pytest.mark.parametrize("kind", METRICS)
-@pytest.mark.parametrize(("rule", "exponent"), [
-    ("agop", 1.0), ("agop", 0.5), ("agop_centred", 0.5), ("fact", 1.0), ("fact_geometric", 1.0)])
-@pytest.mark.parametrize("kernel", KERNELS, **NAMED)
+@pytest.mark.parametrize(("kernel", "rule", "exponent", "kind"), all_pairs(
+    KERNELS, [("agop", 1.0), ("agop", 0.5), ("agop_centred", 0.5), ("fact", 1.0), ("fact_geometric", 1.0)], METRICS), **NAMED)
 def test_updates_by_matrix_functions(kernel: Kernel, rule: Any, exponent: float, kind: str) -> None:
     x, A, M = normal(12, 3), normal(12, 2), metric(kind, 3)
     expected = oracles.next_metric(rule, kernel, x, A, full(M, 3), exponent)
     assert_close(updated(rule, kernel, x, A, M, exponent=exponent), expected, 1e-7)
 
 
-@pytest.mark.parametrize("kind", ["identity", "diagonal"])
-@pytest.mark.parametrize("rule", FEATURES)
-@pytest.mark.parametrize("kernel", KERNELS, **NAMED)
+@pytest.mark.parametrize(("kernel", "rule", "kind"), all_pairs(KERNELS, FEATURES, ["identity", "diagonal"]), **NAMED)
 def test_updates_of_a_diagonal_metric(kernel: Kernel, rule: Any, kind: str) -> None:
     """The same rules for W = diag(v): of AGOP, and of FACT, which M = W^2 equals at a fixed point, the diagonal alone."""
     x, A, M = normal(12, 3), normal(12, 2), metric(kind, 3)
@@ -54,9 +51,9 @@ def regression(n: int = 30, d: int = 3, c: int = 1) -> tuple[Tensor, Tensor, Ten
     return x, y + 0.1 * normal(n, c, seed=2), normal(8, d, seed=4)
 
 
-@pytest.mark.parametrize("outputs", [1, 2])
-@pytest.mark.parametrize(("rule", "power"), [(rule, 1.0) for rule in FEATURES] + [("agop", 0.5), ("fact", 0.5)])
-@pytest.mark.parametrize("kernel", [Laplace(3.0), Gaussian(2.0), Quadratic()], **NAMED)
+@pytest.mark.parametrize(("kernel", "rule", "power", "outputs"), all_pairs(
+    [Laplace(3.0), Gaussian(2.0), Quadratic()], [(rule, 1.0) for rule in FEATURES] + [("agop", 0.5), ("fact", 0.5)],
+    [1, 2]), **NAMED)
 def test_rfm_is_the_loop_by_hand(kernel: Kernel, rule: str, power: float, outputs: int) -> None:
     x, y, new = regression(c=outputs)
     normalise = not (isinstance(kernel, Quadratic) and rule.startswith("fact"))

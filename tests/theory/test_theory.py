@@ -20,6 +20,7 @@ from torch import Tensor
 
 import oracles
 import richter
+from pairwise import all_pairs
 from richter import tasks
 from richter.core import Prediction, Ref, SelectionError
 from richter.tasks import synthetic
@@ -64,9 +65,7 @@ def captured(weights: list[Tensor], x: Tensor, y: Tensor, phi: Callable[[Tensor]
 # ------------------------------------------------------------------------------------------------ early times
 
 
-@pytest.mark.parametrize("layer", [0, 1, 2])
-@pytest.mark.parametrize("c", [1, 3])
-@pytest.mark.parametrize("name", list(ACTIVATIONS))
+@pytest.mark.parametrize(("name", "c", "layer"), all_pairs(list(ACTIVATIONS), [1, 3], [0, 1, 2]))
 def test_second_derivatives_of_gradient_flow(name: str, c: int, layer: int) -> None:
     weights, x, y = small_network(c)
     exact = oracles.centred_second_derivatives(weights, x, y, ACTIVATIONS[name], layer)
