@@ -60,6 +60,7 @@ class Rivals:
         self.rows = list[list[tuple[float, float]]]()
 
     def weight(self, layer: str) -> Matrix:
+        """Weight of a layer."""
         return weight(self.model, layer)
 
     def at(self, step: int) -> None:

@@ -219,6 +219,7 @@ def _read(c: Claim, results: Results, scale: Scale, *, lenient: bool) -> Finding
 
 
 def _named(why: Exception) -> str:
+    """Type and text of an error."""
     return f"{type(why).__name__}: {why}"
 
 

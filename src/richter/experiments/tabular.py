@@ -65,6 +65,7 @@ class Xrfm:
         self.classify, self.seed, self.setting = classify, seed, setting
 
     def judged(self, X: Array, y: Array) -> float:
+        """Score on one part of the rows after fitting to the others."""
         fit, judge = self._pairs(X, y)[0]
         self._learn(X, y, [(fit, judge)])
         return score(self.predict(X[judge]), y[judge], self.classify)
@@ -110,6 +111,7 @@ class Xrfm:
 
 
 def lightgbm(classify: bool, seed: int, **setting: Any) -> Any:
+    """LightGBM with these settings."""
     try:
         from lightgbm import LGBMClassifier, LGBMRegressor
     except ImportError as why:
@@ -119,22 +121,26 @@ def lightgbm(classify: bool, seed: int, **setting: Any) -> Any:
 
 
 def forest(classify: bool, seed: int, **setting: Any) -> Any:
+    """Random forest with these settings."""
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
     return (RandomForestClassifier if classify else RandomForestRegressor)(200, oob_score=True, random_state=seed, **setting)
 
 
 def boosting(classify: bool, seed: int, **setting: Any) -> Any:
+    """Gradient boosting with these settings."""
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     make = HistGradientBoostingClassifier if classify else HistGradientBoostingRegressor
     return make(random_state=seed, early_stopping=False, **setting)
 
 
 def network(classify: bool, seed: int, **setting: Any) -> Any:
+    """Neural network with these settings."""
     from sklearn.neural_network import MLPClassifier, MLPRegressor
     return (MLPClassifier if classify else MLPRegressor)(random_state=seed, **setting)
 
 
 def rfm(classify: bool, seed: int, **setting: Any) -> Any:
+    """Recursive feature machine with these settings."""
     return (RFMClassifier if classify else RFMRegressor)(random_state=seed, **setting)
 
 

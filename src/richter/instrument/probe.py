@@ -331,6 +331,7 @@ class Probe:
         return f"Probe({', '.join(self._words())})"
 
     def _repr_html_(self) -> str:
+        """Summary for notebooks."""
         return f"<b>Probe</b>: {html.escape(', '.join(self._words()))}"
 
     def _words(self) -> list[str]:

@@ -40,6 +40,7 @@ def lstm(x: Tensor, y: Tensor, h: Tensor, c: Tensor) -> State:
 
 
 def gru(x: Tensor, y: Tensor, h: Tensor) -> State:
+    """Next state of a GRU from the products of input and state."""
     (r, z, n), (r_h, z_h, n_h) = x.chunk(3, -1), y.chunk(3, -1)
     n, z = torch.tanh(n + (r + r_h).sigmoid() * n_h), (z + z_h).sigmoid()
     return (n + z * (h - n),)

@@ -70,7 +70,7 @@ def trivial(p: Pair) -> Remark:
 
 
 def both(p: Pair) -> dict[str, Tensor]:
-    """Return both matrices as arrays to be stored."""
+    """Return the NFM and the AGOP as arrays to be stored, by name."""
     return {"nfm": p.F.dense(), "agop": p.G.dense()}
 
 

@@ -213,6 +213,7 @@ def _window(t: Numbers, foot: float, shoulder: float, own: float, after: float) 
 
 
 def _plateaus(x: Numbers, z: Numbers, drops: Sequence[Drop]) -> list[Plateau]:
+    """Plateaus between the drops, with their levels."""
     begins, ends = [float(x[0]), *(d.end for d in drops)], [*(d.start for d in drops), float(x[-1])]
     plateaus = []
     for a, b in zip(begins, ends, strict=True) if drops else ():
@@ -320,10 +321,12 @@ class Agreement:
 
     @property
     def worst(self) -> float:
+        """Largest absolute error in decades."""
         return float(np.nanmax(np.abs(self.decades)))
 
     @property
     def missing(self) -> int:
+        """Number of skills of which one of the two times is missing."""
         return int(np.isnan(self.decades).sum())
 
     def __str__(self) -> str:
@@ -369,6 +372,7 @@ def matched(measured: ArrayLike, predicted: ArrayLike, within: float = 1.0) -> F
 
 
 def _curve(steps: ArrayLike, values: ArrayLike) -> tuple[Numbers, Numbers]:
+    """Steps and values as arrays, checked."""
     t, y = np.asarray(steps, np.float64), np.asarray(values, np.float64)
     if t.ndim != 1 or y.shape[-1:] != t.shape:
         raise SelectionError(f"steps of shape {t.shape} with values of shape {y.shape}: give one value for every step.")
@@ -382,10 +386,12 @@ def _curve(steps: ArrayLike, values: ArrayLike) -> tuple[Numbers, Numbers]:
 
 
 def _enough(t: Numbers) -> None:
+    """Raise an error for too few points."""
     if len(t) < FEWEST:
         raise SelectionError(f"a curve of {len(t)} points is too short to tell a stage from noise: it needs at least {FEWEST} "
                              f"points, some of them on each plateau. Log more often.")
 
 
 def _step(t: float) -> str:
+    """Step as text."""
     return f"{t:,.0f}" if t >= 100 else f"{t:.3g}"

@@ -51,6 +51,7 @@ def simclr(z1: Embeddings, z2: Embeddings, temperature: float = 0.5) -> Float[Te
 
 
 def _check(z1: Embeddings, z2: Embeddings) -> None:
+    """Raise an error unless both embeddings are [n, d] of the same shape with two examples or more."""
     if z1.shape != z2.shape or z1.dim() != 2:
         raise ValueError(f"z1 is {tuple(z1.shape)} and z2 {tuple(z2.shape)}: embeddings [n, d] of two views of the same examples "
                          f"are needed.")

@@ -135,6 +135,7 @@ def _wait(child: subprocess.Popen[bytes], package: Package, name: str, work: Pat
 
 
 def _bytes(folder: Path) -> int:
+    """Bytes of all files in a folder."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:

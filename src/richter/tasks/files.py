@@ -120,6 +120,7 @@ def stl10(folder: PathLike) -> tuple[Images, Images]:
 
 
 def _checked(x: NDArray[np.uint8], y: NDArray[Any], classes: tuple[str, ...], path: PathLike) -> Images:
+    """Images and labels as tensors, checked."""
     if len(y) == 0 or 0 in x.shape:
         raise DataError(f"{path} holds no images (shape {x.shape}).")
     if not np.array_equal(y, np.floor(y)) or y.min() < 0 or y.max() > 2**31:

@@ -133,11 +133,13 @@ def _moments(x: NDArray[np.uint8]) -> tuple[float, float]:
 
 
 def _share(name: str, test: float) -> None:
+    """Raise an error unless the share of test examples is valid."""
     if not 0 < test < 1:
         raise SelectionError(f"{name}(test={test}): a share between 0 and 1 is needed.")
 
 
 def _idx_pair(folder: Path) -> tuple[Images, Images]:
+    """Training and test images in IDX format."""
     train, test = (files.idx_images(folder / f"{part}-images-idx3-ubyte", folder / f"{part}-labels-idx1-ubyte")
                    for part in ("train", "t10k"))
     return train, test

@@ -74,6 +74,7 @@ class Acceleration:
 
     @property
     def summary(self) -> str:
+        """Sentences that compare the network with both kernel descents."""
         network, kernel, rescaled = (float(self.curves[k][-1]) for k in ("network", "kernel", "rescaled"))
         numbers = (f"after {self.steps[-1]:,} steps the loss is {network:.3g}, {kernel:.3g} under the initial kernel and "
                    f"{rescaled:.3g} under that kernel rescaled to the final norm")

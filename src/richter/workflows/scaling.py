@@ -118,6 +118,7 @@ class Scaling:
         return lines
 
     def _forecast(self, x: float) -> str:
+        """Sentence with the predicted loss at x."""
         value, low, high = (float(v[0]) for v in self.predict(x, confidence=0.95 if self.trend is None else CONFIDENCE))
         if self.trend is not None and math.isnan(value):
             why = "" if self.trend.refusal else f", because forecasts were validated up to {FAR:g} times the last step only"

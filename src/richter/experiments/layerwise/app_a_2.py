@@ -158,6 +158,7 @@ def sigmoid(rho: Matrix, start: ArrayLike, t: Matrix) -> Matrix:
 
 @styled
 def draw_least(results: Results) -> Figure:
+    """Figure of the norm that gradient flow reaches, over the least norm that fits."""
     figure, (ax,) = panels(1, across=1)
     x = np.geomspace(1e-2, 1, 12)
     for k, start in enumerate(("zero", "random")):
@@ -171,6 +172,7 @@ def draw_least(results: Results) -> Figure:
 
 @styled
 def draw_diagonal(results: Results) -> Figure:
+    """Figure of the errors of Eqs. A.20 and 3.13 against the flow."""
     figure, (left, right) = panels(2, across=2)
     for ax, names, title in ((left, ("equal_own", "equal_one_target", "uneven_own", "uneven_equal"), "A.20 against the flow"),
                              (right, ("stage_corrected", "stage_literal", "stage_turned"), "Eq. 3.13 against the flow")):
@@ -186,6 +188,7 @@ def draw_diagonal(results: Results) -> Figure:
 
 @styled
 def draw_kept(results: Results) -> Figure:
+    """Figure of the conserved difference of Gram matrices, under the flow and under steps."""
     figure, (ax,) = panels(1, across=1)
     words = {"difference": "difference, flow", "steps": "difference, steps of 0.1", "sum": "sum, flow"}
     for k, (kept, text) in enumerate(words.items()):
@@ -198,6 +201,7 @@ def draw_kept(results: Results) -> Figure:
 
 @styled
 def draw_modes(results: Results) -> Figure:
+    """Figure of the modes by Eq. 3.15, corrected and as printed, beside the flow."""
     figure, (ax,) = panels(1, across=1)
     fine, rho = np.linspace(0, TIMES[-1], 200), results["rho"][0]
     exact, printed = sigmoid(rho, 0.01, fine), np.sqrt(sigmoid(rho, 1e-4, fine))

@@ -112,6 +112,7 @@ def ratios(r: Results) -> float:
 
 @styled
 def draw_stages(results: Results) -> Figure:
+    """Figure of the stages: skill strengths with their times, and the loss."""
     figure, (left, right) = panels(2, across=2)
     s, (T, R) = results.settings, read_off(results)
     emerge, saturated = when(results, s.eps), when(results, 1 - s.eps)
@@ -128,6 +129,7 @@ def draw_stages(results: Results) -> Figure:
 
 @styled
 def draw_sigmoids(results: Results) -> Figure:
+    """Figure of the strengths by the multilinear and the linear model."""
     figure, (left, right) = panels(2, across=2)
     s, T = results.settings, results["T"][0]
     closed: dict[str, Multilinear | Linear] = {"multilinear": Multilinear(s.alpha, s.skills, s.target, 1.0, s.initial),

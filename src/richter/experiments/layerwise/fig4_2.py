@@ -202,6 +202,7 @@ def corrected_slope(r: Results) -> float:
 
 @styled
 def draw_laws(results: Results) -> Figure:
+    """Figure of the scaling laws in each resource."""
     figure, axes = panels(3, across=3)
     for ax, name, letter in zip(axes, RESOURCES[:3], "abc", strict=True):
         for i, alpha in enumerate(results.distinct("alpha")):
@@ -219,6 +220,7 @@ def draw_laws(results: Results) -> Figure:
 
 @styled
 def draw_frontier(results: Results) -> Figure:
+    """Figure of the loss against compute, with the optimal frontier."""
     alphas = results.distinct("alpha")[-3:]
     figure, axes = panels(len(alphas), across=len(alphas))
     for ax, alpha in zip(axes, alphas, strict=True):
@@ -236,6 +238,7 @@ def draw_frontier(results: Results) -> Figure:
 
 @styled
 def draw_correction(results: Results) -> Figure:
+    """Figure of the correction for finitely many skills."""
     figure, (ax,) = panels(1, across=1)
     for i, alpha in enumerate(results.distinct("alpha")):
         one = results.where(alpha=alpha)

@@ -369,6 +369,7 @@ def draw_with_model(ax: Axes, results: Results, kind: Kind, one: bool, letter: s
 
 @styled
 def draw_calibration(results: Results) -> Figure:
+    """Figure of the single skill on which the model is calibrated."""
     figure, axes = panels(3, across=3)
     for ax, kind, letter in zip(axes, KINDS, "abc", strict=True):
         draw_with_model(ax, results, kind, True, letter)
@@ -382,6 +383,7 @@ def draw_calibration(results: Results) -> Figure:
 
 @styled
 def draw_prediction(results: Results) -> Figure:
+    """Figure of several skills and their prediction."""
     figure, axes = panels(3, across=3)
     for ax, kind, letter in zip(axes, KINDS, "abc", strict=True):
         draw_with_model(ax, results, kind, False, letter)

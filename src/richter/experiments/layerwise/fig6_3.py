@@ -67,6 +67,7 @@ class LayerwiseFig6_3Settings:
 
 
 def recipe(s: LayerwiseFig6_3Settings, kind: Kind) -> SgdRecipe:
+    """Training recipe of a kind of network."""
     if kind == "random":
         return SgdRecipe(s.lr, s.decay, s.random_epochs, s.every)
     return SgdRecipe(s.lr, 0.0, s.epochs, every=0, last=kind == "linear")
@@ -95,11 +96,13 @@ def work(t: Task[LayerwiseFig6_3Settings], run: Writer) -> Mapping[str, ArrayLik
 
 
 def of_kind(r: Results, kind: Kind) -> Mapping[str, NDArray[Any]]:
+    """Arrays of the training of this kind."""
     (_, arrays), = r.where(kind=kind)
     return arrays
 
 
 def kappa(r: Results, kind: Kind) -> float:
+    """Kappa of the training of this kind."""
     arrays = of_kind(r, kind)
     return float(arrays["kappa_cka" if r.settings.trained else "kappa_start"])
 
@@ -127,6 +130,7 @@ def better(r: Results) -> float:
 
 
 def number(name: Literal["rich", "lazy", "linear", "bad"], field: str = "kappa") -> Callable[[Results], float]:
+    """Claim's number: kappa, or another field, of the training whose kind the setting ``name`` holds."""
     def value(r: Results) -> float:
         kind: Kind = getattr(r.settings, name)
         return kappa(r, kind) if field == "kappa" else float(of_kind(r, kind)[field])
@@ -138,6 +142,7 @@ def number(name: Literal["rich", "lazy", "linear", "bad"], field: str = "kappa")
 
 @styled
 def draw_features(results: Results) -> Figure:
+    """Figure of the features after each kind of training."""
     figure, axes = panels(3, across=3)
     kinds: tuple[Kind, ...] = ("rich", "lazy", "linear")
     metric_panels(axes, {KINDS[kind]: results.where(kind=kind) for kind in kinds}, classes=10, legend=False)
@@ -150,6 +155,7 @@ def draw_features(results: Results) -> Figure:
 
 @styled
 def draw_map(results: Results) -> Figure:
+    """Figure of kappa against the movement of features and the test accuracy."""
     figure, (left, right) = panels(2, across=2)
     for i, (kind, words) in enumerate(KINDS.items()):
         r = results.where(kind=kind)

@@ -53,6 +53,7 @@ class LayerwiseFig6_4Settings:
 
 @torch.no_grad()
 def features(model: ModularTransformer, x: Tensor, y: Tensor, p: int) -> FeatureAnalysis:
+    """Analysis of the features before the read-out."""
     h = model.features(x)
     return analyse(h, F.one_hot(y, p).float(), model.head(h))
 
@@ -85,6 +86,7 @@ def work(t: Task[LayerwiseFig6_4Settings], run: Writer) -> Mapping[str, ArrayLik
 
 
 def look(model: ModularTransformer, fitted: tuple[Tensor, Tensor], held: tuple[Tensor, Tensor], p: int) -> dict[str, Any]:
+    """Accuracies and feature quantities at one time of training."""
     with torch.no_grad():
         train, test = ((model(x).argmax(1) == y).double().mean().item() for x, y in (fitted, held))
     everything = torch.cat([fitted[0], held[0]]), torch.cat([fitted[1], held[1]])
@@ -109,6 +111,7 @@ Moment = Literal["before", "after"]
 
 
 def only(r: Results) -> Mapping[str, NDArray[Any]]:
+    """Arrays of the only training."""
     (_, arrays), = r
     return arrays
 
@@ -120,6 +123,7 @@ def row(r: Results, moment: Moment) -> int:
 
 
 def at(name: str, moment: Moment) -> Callable[[Results], float]:
+    """Claim's number: a quantity at this moment."""
     return lambda r: float(only(r)[name][row(r, moment)])
 
 
@@ -135,6 +139,7 @@ def ratio(name: str) -> Callable[[Results], float]:
 
 
 def by_classes(name: str, moment: Moment) -> Callable[[Results], float]:
+    """Claim's number: a quantity at this moment over the number of classes."""
     return lambda r: at(name, moment)(r) / r.settings.p
 
 

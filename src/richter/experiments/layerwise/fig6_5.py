@@ -107,6 +107,7 @@ GOOD = 0.8  # test accuracy
 
 
 def of_setting(r: Results, name: Name) -> Mapping[str, NDArray[Any]]:
+    """Arrays of the training with this setting."""
     (_, arrays), = r.where(setting=name)
     return arrays
 
@@ -143,6 +144,7 @@ def late(arrays: Mapping[str, NDArray[Any]]) -> float:
 
 
 def default(number: Callable[[Mapping[str, NDArray[Any]]], float]) -> Callable[[Results], float]:
+    """Claim's number of the default setting."""
     return lambda r: number(of_setting(r, r.settings.grokking))
 
 
@@ -190,6 +192,7 @@ def knobs_of_gamma(r: Results) -> float:
 
 @styled
 def draw_curves(results: Results) -> Figure:
+    """Figure of the accuracies over training."""
     figure, axes = panels(6, across=3)
     for ax, (name, (words, _)) in zip(axes, TABLE.items(), strict=False):
         rows = results.where(setting=name)
@@ -212,6 +215,7 @@ def draw_curves(results: Results) -> Figure:
 
 @styled
 def draw_table(results: Results) -> Figure:
+    """Figure of the delays of each setting of Table 6.1."""
     figure, (left, right) = panels(2, across=2)
     drawn = results.distinct("seed")
     for i, (name, (words, _)) in enumerate(TABLE.items()):

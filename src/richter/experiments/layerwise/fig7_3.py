@@ -44,6 +44,7 @@ def difference(number: Callable[[Results], NDArray[np.float64]]) -> Callable[[Re
 
 
 def number(name: str) -> Callable[[Results], NDArray[np.float64]]:
+    """Claim's number by name."""
     return lambda r: read_at(r, name)
 
 
@@ -63,6 +64,7 @@ def with_normalisation(r: Results) -> Results:
 
 @styled
 def draw3(results: Results) -> Figure:
+    """Figure 7.3."""
     figure, axes = panels(3, across=3)
     names = {"vgg": "with normalisation", "vgg, no norm": "without"}
     metric_panels(axes, {words: at_look(results.where(network=name)) for name, words in names.items()}, CLASSES,

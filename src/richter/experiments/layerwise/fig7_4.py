@@ -48,6 +48,7 @@ def chosen(r: Results, network: Network, slow: bool = False, data: Data = "cifar
 
 
 def final(name: str, network: Network, slow: bool = False, data: Data = "cifar10") -> Callable[[Results], float]:
+    """Claim's number: the final value of a quantity of a network."""
     return lambda r: float(read_at(chosen(r, network, slow, data), name)[0])
 
 
@@ -103,6 +104,7 @@ def accuracy_gap_gain(r: Results) -> float:
 
 
 def resnet(r: Results) -> Results:
+    """Results of the ResNet."""
     return chosen(r, "resnet")
 
 
@@ -111,6 +113,7 @@ def resnet(r: Results) -> Results:
 
 @styled
 def draw4(results: Results) -> Figure:
+    """Figure 7.4."""
     figure, axes = panels(6, across=3)
     by_epoch(axes[:3], chosen(results, "resnet"), "a, ResNet")
     by_epoch(axes[3:], chosen(results, "fcn"), "b, fully connected")
@@ -121,6 +124,7 @@ def draw4(results: Results) -> Figure:
 
 
 def evolving(results: Results, slow: bool) -> Figure:
+    """Figure of the evolution of the first features in a ResNet and a fully connected network."""
     figure, axes = panels(8, across=4)
     first_features(axes[:4], chosen(results, "resnet", slow), "a, ResNet")
     first_features(axes[4:], chosen(results, "fcn", slow), "b, fully connected")
@@ -129,6 +133,7 @@ def evolving(results: Results, slow: bool) -> Figure:
 
 @styled
 def draw5(results: Results) -> Figure:
+    """Figure 7.5."""
     figure = evolving(results, slow=False)
     caption(figure, "The first twenty features by epoch: the first ten (dark to light) part from the others (grey) in quality, "
                     f"in utilisation and in intensity. {seeds_note(results, 'Median')}")
@@ -137,6 +142,7 @@ def draw5(results: Results) -> Figure:
 
 @styled
 def draw_slow(results: Results) -> Figure:
+    """Figure of the slow training."""
     figure = evolving(results, slow=True)
     caption(figure, "At a lower learning rate the first ten features (dark to light) part from the others (grey) later and less. "
                     f"{seeds_note(results, 'Median')}")
@@ -145,6 +151,7 @@ def draw_slow(results: Results) -> Figure:
 
 @styled
 def draw6(results: Results) -> Figure:
+    """Figure 7.6."""
     figure, axes = panels(3, across=3)
     sets: tuple[tuple[str, Data], ...] = (("digits", "mnist"), ("photographs", "cifar10"))
     cases = {name: at_look(chosen(results, "fcn", data=data)) for name, data in sets}

@@ -94,6 +94,7 @@ def min_norm(Phi: Matrix, f: Matrix, bias: bool) -> tuple[Matrix, Matrix]:
 
 
 def relative(a: Matrix, b: Matrix) -> float:
+    """Relative distance |a - b| / |b|."""
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 

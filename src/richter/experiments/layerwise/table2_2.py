@@ -115,6 +115,7 @@ PAPER = {  # D_eff(rho), D_eff(Q^), kappa, test accuracy
 
 
 def number(r: Results, name: str, cell: TableCell) -> float:
+    """Median of a number in a cell of the table."""
     return float(np.median(r.where(cell=cell)[f"{name}{r.settings.subject}"]))
 
 
@@ -134,6 +135,7 @@ def worse(r: Results) -> float:
 
 
 def cell_name(c: TableCell) -> str:
+    """Name of a cell of the table."""
     return f"{c.model} on {c.data}"
 
 
@@ -215,6 +217,7 @@ def draw_table(results: Results) -> Figure:
 
 @styled
 def draw_classes(results: Results) -> Figure:
+    """Figure of the features of networks for 3, 5 and 10 classes."""
     figure, axes = panels(3, across=3)
     metric_panels(axes, {f"C = {c.classes}": results.where(cell=c) for c in NUMBERS}, mark="_fit", legend=False)
     legend_outside(axes[2])

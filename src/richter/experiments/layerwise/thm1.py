@@ -64,6 +64,7 @@ def work(t: Task[LayerwiseThm1Settings], run: Writer) -> Mapping[str, ArrayLike]
 
 
 def relative(a: ArrayLike, b: ArrayLike) -> float:
+    """Relative distance |a - b| / |b|."""
     return float(np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(b)).max())
 
 
@@ -82,6 +83,7 @@ def downscaled(s: LayerwiseThm1Settings, seed: int) -> ScalarNetwork:
 
 
 def seed_of(r: Results) -> int:
+    """Seed of these results."""
     (seed,) = r.distinct("seed")
     return int(seed)
 
@@ -115,6 +117,7 @@ def off(r: Results) -> float:
 
 @styled
 def draw_theorem(results: Results) -> Figure:
+    """Figure of the theorem's solution beside the simulated flow."""
     figure, axes = panels(3, across=3)
     times, fine = np.linspace(0, 3, 10), np.linspace(0, 3, 100)
     size, S, Z, v = FLOWS[2]
@@ -156,6 +159,7 @@ def modes(ax: Axes, p: int, weights: float, target: float, scale: float, title: 
 
 @styled
 def draw_regimes(results: Results) -> Figure:
+    """Figure of the regimes of training."""
     figure, axes = panels(3, across=3)
     s, p = results.settings, results.settings.widths[-1]
     modes(axes[0], s.units, s.weights, 1.0, 1.0, "a: small weights")

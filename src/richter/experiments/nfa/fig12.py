@@ -79,6 +79,7 @@ def work(t: Task[NfaFig12Settings], run: Writer) -> Mapping[str, ArrayLike]:
 
 
 def number(r: Results, name: str, rule: Rule) -> float:
+    """Mean of a number under a rule."""
     return float(r.where(rule=rule)[name].mean())
 
 

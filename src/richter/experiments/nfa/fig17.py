@@ -49,6 +49,7 @@ class NfaFig17Settings:
 
 
 def optimiser(s: NfaFig17Settings, method: str, model: nn.Module) -> torch.optim.Optimizer:
+    """Optimiser of a method with its settings."""
     if method == "gd":
         return torch.optim.SGD(model.parameters(), lr=s.descent)
     speeds = np.array([s.first, *[s.others] * s.hidden])

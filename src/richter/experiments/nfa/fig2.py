@@ -128,6 +128,7 @@ class DataSetCurve:
 
 
 def curves_of(results: Results) -> list[DataSetCurve]:
+    """Curves of each data set."""
     true = {name: results.where(labels="true", data=name) for name in results.settings.data}
     return [DataSetCurve(name, part["steps"][0], part) for name, part in true.items()]
 

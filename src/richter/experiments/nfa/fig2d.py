@@ -58,6 +58,7 @@ class MapRivals(Rivals):
             ptk_covariance(model, ids, layer, output=lambda f: f.flatten(1) @ R), dtype=float))
 
     def weight(self, layer: str) -> Matrix:
+        """Weight of a map."""
         fused, _, kind = layer.rpartition(".")
         return np.split(weight(self.model, fused), 3)["qkv".index(kind)]
 

@@ -91,10 +91,12 @@ def plain(r: Results, name: str, scales: Callable[[float], bool] = lambda s: Tru
 
 
 def small(scale: float) -> bool:
+    """Return whether a scale counts as small."""
     return scale <= 0.01
 
 
 def largest(scale: float) -> bool:
+    """Return whether a scale is the largest."""
     return scale == 1.0
 
 

@@ -103,10 +103,12 @@ def values(r: Results, name: str, step: int, layer: int) -> NDArray[np.float64]:
 
 
 def early(r: Results, name: str, layer: int) -> NDArray[np.float64]:
+    """Values of a number at the early step, in a layer."""
     return values(r, name, r.settings.early, layer)
 
 
 def late(r: Results, name: str, layer: int) -> NDArray[np.float64]:
+    """Values of a number at the late step, in a layer."""
     return values(r, name, r.settings.late, layer)
 
 
@@ -158,6 +160,7 @@ TEXT = "the paper's text, for nine seeds of ten"
 
 
 def within(spectrum: str, value: Callable[[Results], float]) -> Callable[[Results], float]:
+    """Claim's number for one spectrum."""
     return lambda r: value(r.where(spectrum=spectrum))
 
 

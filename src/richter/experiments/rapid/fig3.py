@@ -245,6 +245,7 @@ def draw(results: Results) -> Figure:
 
 @styled
 def draw_spectra(results: Results) -> Figure:
+    """Figure of the eigenspectra and the cumulative power."""
     figure, (A, B) = panels(2, across=2)
     ranks = np.arange(1, results.settings.N + 1)
     for k, sigma in ((0, 1.0), (2, 0.1)):

@@ -146,6 +146,7 @@ def rise(arrays: Mapping[str, NDArray[Any]], last: bool) -> float:
 
 @styled
 def draw4(results: Results) -> Figure:
+    """Figure of the specialisation matrices of the whole kernel."""
     figure, axes = panels(3, across=3, height=2.4)
     for ax, (kind, sigma, when, title) in zip(axes, (("relu", RICH, 0, "A: ReLU, before"), ("relu", RICH, -1, "A: ReLU, after"),
                                                      ("linear", LAZY, -1, "B: linear, after")), strict=True):
@@ -160,6 +161,7 @@ def draw4(results: Results) -> Figure:
 
 @styled
 def draw5(results: Results) -> Figure:
+    """Figure of the alignment of one output's kernel, by part."""
     figure, axes = panels(2, across=2)
     rich = results.where(kind="relu", sigma=RICH)
     for ax, part, title in ((axes[0], "V", "A: the read-out's part, K_V"), (axes[1], "W", "B: the hidden layer's part, K_W")):

@@ -134,6 +134,7 @@ def draw_seconds(ax: Axes, results: Results, methods: list[str]) -> None:
 
 
 def draw_losses(ax: Axes, results: Results) -> None:
+    """Draw the log loss of class frequencies against that of RFM, one point for each table."""
     from richter.report.drawing import COLOURS, label, line
     base, ours = (by_table(results, True, name)["rfm"] for name in ("base_loss", "log_loss"))
     ends = [0, 1.05 * float(max(base.max(), ours.max()))]

@@ -58,6 +58,7 @@ def trainings(s: SignalAlg1Settings) -> list[Task[SignalAlg1Settings]]:
 
 
 def trained(t: Task[SignalAlg1Settings], data: Split, run: Writer) -> nn.Sequential:
+    """Train a network layer by layer on the data."""
     s = t.settings
     model = mlp([data.x.shape[1], *[t.width] * 4, 10], activation=nn.LeakyReLU, seed=t.seed)
     if t.method in ("end", "frozen"):
@@ -122,6 +123,7 @@ def flat(r: Results, data: str) -> float:
 
 
 def drawing(data: str) -> Callable[[Results], Figure]:
+    """Function that draws the figure of one data set."""
     @styled
     def draw(results: Results) -> Figure:
         s = results.settings
@@ -147,6 +149,7 @@ def drawing(data: str) -> Callable[[Results], Figure]:
 
 @styled
 def draw_algorithm(results: Results) -> Figure:
+    """Figure of the test accuracy and the features of each method."""
     figure, (left, right) = panels(2, across=2)
     methods = [m for m in LABELS if len(results.where(data="mnist_5k", method=m))]
     for k, method in enumerate(methods):

@@ -89,6 +89,7 @@ def readout(h: Tensor, y: Tensor, start: Tensor, steps: int) -> Tensor:
 
 
 def network(weights: list[Tensor]) -> nn.Sequential:
+    """Sequential network with these weights."""
     layers: list[nn.Module] = []
     for W in weights:
         linear = nn.Linear(W.shape[1], W.shape[0], bias=False)
@@ -103,6 +104,7 @@ PAPER = {2048: 0.919, 10_000: 0.956, 75_000: 0.964}  # test accuracies of Table 
 
 
 def figure_runs(r: Results, noise: float) -> Results:
+    """Results at this noise whose layers were measured."""
     return r.where(noise=noise, measured=True)
 
 
@@ -150,6 +152,7 @@ def wider(r: Results) -> float:
 
 @styled
 def draw_profiles(results: Results) -> Figure:
+    """Figure of the alignment of each layer, with all but the last one frozen."""
     s = results.settings
     figure, axes = panels(2, across=2)
     for ax, noise, letter in zip(axes, s.noises, "ab", strict=False):
@@ -166,6 +169,7 @@ def draw_profiles(results: Results) -> Figure:
 
 @styled
 def draw_table(results: Results) -> Figure:
+    """Figure of the accuracy of frozen networks against their width."""
     s = results.settings
     figure, (ax,) = panels(1, across=1, width=4.8, height=3.0)
     for k, part in enumerate(("train", "test")):

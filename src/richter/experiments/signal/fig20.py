@@ -110,6 +110,7 @@ def mean(r: Results, name: str, condition: str) -> float:
 
 
 def ratio(name: str, a: str, b: str) -> Callable[[Results], float]:
+    """Claim's number: the ratio of a quantity in two settings."""
     return lambda r: mean(r, name, a) / mean(r, name, b)
 
 
@@ -159,6 +160,7 @@ def by_layer(*shown: tuple[str, str], sentence: str) -> Callable[[Results], Figu
 
 @styled
 def draw_spectra(results: Results) -> Figure:
+    """Figure of the eigenvalues of each layer's centred kernel, by condition."""
     figure, axes = panels(2, across=2)
     for ax, condition in zip(axes, ("noisy", "slow"), strict=True):
         spectra = np.median(results.where(condition=condition)["spectra"][:, 1], 0)
@@ -172,6 +174,7 @@ def draw_spectra(results: Results) -> Figure:
 
 @styled
 def draw_bound(results: Results) -> Figure:
+    """Figure of the stable ranks of the Fisher information and of the tangent kernel, by layer."""
     figure, (ax,) = panels(1, across=1, width=5.0, height=3.0)
     for k, condition in enumerate(CONDITIONS):
         chosen = results.where(condition=condition)

@@ -178,6 +178,7 @@ def by_depth(ax: Axes, chosen: Results, title: str) -> None:
 
 @styled
 def draw_depths(results: Results) -> Figure:
+    """Figure of the alignment by layer for each depth, one panel per data set."""
     figure, axes = panels(3, across=3)
     for ax, (data, title) in zip(axes, PANELS.items(), strict=True):
         by_depth(ax, results.where(data=data, condition="base", labels="own"), title)
@@ -192,6 +193,7 @@ def draw_depths(results: Results) -> Figure:
 
 @styled
 def draw_conditions(results: Results) -> Figure:
+    """Figure of the alignment by layer under each condition."""
     figure, axes = panels(3, across=3)
     for ax, (condition, title) in zip(axes, CONDITIONS.items(), strict=True):
         by_depth(ax, results.where(data=FASHION, condition=condition, labels="own"), title)

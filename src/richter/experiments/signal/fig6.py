@@ -52,6 +52,7 @@ class SignalFig6Settings:
 
 
 def hidden(s: SignalFig6Settings) -> list[int]:
+    """Widths of the hidden layers."""
     return [s.width] * (s.depth - 1)
 
 
@@ -138,6 +139,7 @@ def draw(results: Results) -> Figure:
 
 @styled
 def draw_steps(results: Results) -> Figure:
+    """Figure of how well the first order predicts one step, against the learning rate."""
     single, rates = results.where(set="fashion_mnist")["single"], results.tasks[0].settings.rates
     figure, (first, second, right) = panels(3, across=3)
     for k, name in enumerate(ACTIVATIONS):

@@ -88,6 +88,7 @@ def reading(value: Callable[[Results, int], float], which: int) -> Callable[[Res
 
 
 def recursion(r: Results) -> Results:
+    """Results of the recursion."""
     return r.where(seed=-1)
 
 
@@ -113,6 +114,7 @@ def gradient_error(r: Results) -> float:
 
 
 def random_networks(r: Results, name: str) -> float:
+    """Mean of a number over the random networks."""
     return float(np.mean([a[name] for t, a in r if t.seed >= 0]))
 
 
@@ -145,6 +147,7 @@ def shallow_slope(r: Results) -> float:
 
 @styled
 def draw_forward(results: Results) -> Figure:
+    """Figure of the forward information loss by layer."""
     figure, (ax,) = panels(1, across=1, width=4.8, height=3.0)
     r = recursion(results)
     points(ax, r["layers"][0], r["forward"], label="recursion, opposite inputs")
@@ -156,6 +159,7 @@ def draw_forward(results: Results) -> Figure:
 
 @styled
 def draw_backward(results: Results) -> Figure:
+    """Figure of the backward information and the cosines of gradients by layer."""
     figure, (left, right) = panels(2, across=2)
     r = recursion(results)
     share = r["layers"][0] / results.settings.depth
@@ -175,6 +179,7 @@ def draw_backward(results: Results) -> Figure:
 
 @styled
 def draw_balance(results: Results) -> Figure:
+    """Figure of the balanced layer."""
     figure, (ax,) = panels(1, across=1, width=4.8, height=3.0)
     for k, (row, name) in enumerate(zip(recursion(results)["table"][0], ("suprema over pairs, eps = 0.1", "one pair, c = 0"),
                                         strict=True)):
@@ -189,6 +194,7 @@ def draw_balance(results: Results) -> Figure:
 
 @styled
 def draw_parametrisation(results: Results) -> Figure:
+    """Figure of the variance over layers under both parametrisations."""
     figure, (ax,) = panels(1, across=1, width=4.8, height=3.0)
     values = [a["covariance"] for t, a in results if t.seed >= 0]
     points(ax, np.arange(len(values)), values, label="sqrt(2/N): measured")

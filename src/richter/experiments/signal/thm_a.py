@@ -235,6 +235,7 @@ IDENTITY = "an identity; what is left is rounding"
 
 
 def rival(text: str) -> Control:
+    """Control in which a rival takes the place of the formula."""
     return Control(text, {"formula": "rival"})
 
 

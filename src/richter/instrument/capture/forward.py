@@ -65,6 +65,7 @@ class Curved(torch.autograd.Function):
 
 
 def _itself(t: Tensor) -> Tensor:
+    """Return the tensor unchanged."""
     return t
 
 
@@ -545,8 +546,8 @@ class Recorder(TorchFunctionMode, Hooking):
         return self._used(self.scope.projection(which, x, weight), z) if self.differentiable(z) else z
 
     def owner(self, attribute: str, weight: Tensor) -> tuple[nn.Module, str] | None:
-        """(module, name of its map) of a weight that the running module keeps as ``attribute``; of another's parameter, the
-        parameter's own name; None of what is neither."""
+        """Module and name of the map for a weight that the running module has under ``attribute``; for a parameter of another
+        module, its own name; None for other tensors."""
         running = self.scope.path[-1]
         if getattr(running, attribute, None) is weight:
             name = self.scope.named.get(running, "")

@@ -449,7 +449,7 @@ class Reading:
         return None if self.subject.targets.Y is None else self.subject.targets.Y[self.rows]
 
     def groups(self) -> list[tuple[int, slice]]:
-        """Every example belongs to the group of its number."""
+        """Jackknife groups of these examples, by their numbers in the probe: (group, slice) pairs."""
         return self._groups
 
     @cached_property

@@ -314,6 +314,7 @@ class Moment(Statistic):
     rows: Callable[[LayerCapture], Tensor] | None = None  # "v n s r" of which block is the sum of products, if it is one
 
     def planned(self, subject: Subject, cotangents: Cotangents) -> Statistic | str:
+        """Return this statistic, or the reason why there is no number: no initial weights, or what the cotangents lack."""
         return NO_INITIAL if self.initial and subject.start is None else cotangents.lacking(subject) or self
 
     def wants(self, subject: Subject, cotangents: Cotangents) -> Wants:

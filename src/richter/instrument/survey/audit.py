@@ -135,6 +135,7 @@ def passed(network: Network, x: Inputs, seed: int, silent: Collection[str] | Non
 
 
 def _as_surveyed(layouts: Sequence[str], rows: Sequence[int], calls: Sequence[Call], n: int) -> bool:
+    """Return whether the calls of a map have the layouts and rows that the survey found."""
     return len(calls) == len(layouts) and all(c.shape[layout == "second"] == n * r
                                               for c, layout, r in zip(calls, layouts, rows, strict=True))
 
@@ -264,6 +265,7 @@ class Check:
             self._doubt(mixed, 0, "their gradients depend on the other examples of the batch")
 
     def _doubt(self, names: Sequence[str], example: int, why: str) -> None:
+        """Raise a doubt about these maps, found on an example."""
         biases = [k for k in names if k in self.survey.biases]
         raise Doubt([k for k in names if k not in biases], self.x, example, why, biases)
 
@@ -303,9 +305,11 @@ class Check:
         return totals.expected(self.run.in_turns(weighted(self.R, w).to(self.run.f.dtype), totals.weights))
 
     def _empty(self) -> Totals:
+        """Empty totals of all maps."""
         return Totals(self.run, self.survey, self.calls, self.n)
 
     def _totals(self, gradients: Mapping[str, Tensor], w: Tensor) -> Totals:
+        """Totals of autograd's gradients, in the form of the captured ones."""
         totals = self._empty()
         for name, g in gradients.items():
             totals.add(name, weighted(g.to(torch.promote_types(g.dtype, torch.float32)), w))
@@ -318,6 +322,7 @@ class Check:
 
     @cached_property
     def _tolerance(self) -> float:
+        """Relative error up to which gradients agree."""
         return tolerance(coarsest(self.run.state, self.run.f))
 
     def _agree(self, totals: Totals, expected: Sequence[Tensor]) -> bool:
@@ -531,6 +536,7 @@ class Totals:
         return part
 
     def _add_bias(self, name: str, g: Tensor, total: Tensor) -> None:
+        """Add the gradient of a map's bias."""
         total += g.flatten(2).sum((0, 1)).to(total)
 
     def _add_rows(self, name: str, g: Tensor, total: Tensor) -> None:
@@ -584,6 +590,7 @@ def _times_vector(exact: Tensor) -> Tensor:
 
 
 def _flat(exact: Tensor) -> Tensor:
+    """Gradient as a vector."""
     return exact.reshape(-1)
 
 

@@ -194,6 +194,7 @@ class Tally:
         return candidates in ((), SHARED)
 
     def info(self, module: str, weight: str | None, n: int) -> MapInfo:
+        """Facts about a map, from all its calls."""
         layouts, rows = (tuple(self.layouts), tuple(self.rows)) if self.regular else ((), ())
         c = self.first
         shape = tuple(c.map.matrix(c.module, c.weight.detach()).shape)
@@ -294,6 +295,7 @@ def verify_one(one: Pass, names: Sequence[str]) -> dict[str, Remark]:
 
 
 def _refused(name: str, calls: int, error: float) -> Remark:
+    """Refusal of a layer whose captures do not rebuild its gradient."""
     return Remark(Mark.REFUSED, f"layer {name!r}: {calls} calls were seen, and they rebuild its weight gradient only up to a "
                                 f"relative error of {error:.2g}. The weight is also used in a way that is not a linear map of "
                                 f"one input. Leave it out with layers=..., or teach richter.layers to see it.")
@@ -328,6 +330,7 @@ def _added(places: Sequence[Tensor], first: list[Tensor], second: list[Tensor]) 
 
 
 def _distinct(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors without repetitions."""
     return list({id(t): t for t in tensors}.values())
 
 
@@ -385,6 +388,7 @@ def _of_weight(maps: list[str], module: str, attribute: str) -> list[str]:
 
 
 def _maps_by_module(model: nn.Module, survey: Survey) -> Iterator[tuple[str, list[str]]]:
+    """Yield each module with the names of its maps."""
     for name, _ in model.named_modules():
         own = [k for k, info in survey.maps.items() if info.module == name and info.layouts and k.rpartition(".")[2] != "T"]
         if own:
@@ -427,6 +431,7 @@ def check_trained(network: Network, x: Inputs, f: Tensor, verified: Verified) ->
 
 
 def _agree(f: Tensor, other: Tensor) -> bool:
+    """Return whether outputs are equal up to rounding."""
     eps = max(torch.finfo(t.dtype).eps for t in (f, other))
     return f.shape == other.shape and _relative(other, f) <= math.sqrt(eps)
 
@@ -450,6 +455,7 @@ def _first_apart(plain: Pass, gradients: list[Tensor], others: list[Tensor], lar
 
 
 def _other(what: str, off: float) -> CaptureError:
+    """Make the error for a model that differs between training and measuring."""
     return CaptureError(f"{what} by {off:.2g} (relative) between training and measuring. A measurement replaces the model's "
                         "parameters by aliases with the same numbers, and the model depends on which objects they are (it asks "
                         "for their type, or looks them up in a table). The numbers would belong to another network. Use "
@@ -611,10 +617,12 @@ def _check_neighbours(network: Network, x: Inputs, whole: Pass) -> None:
 
 
 def _drawing(network: Network, x: Inputs, whole: Pass) -> bool:
+    """Return whether the outputs depend on the random seed."""
     return not torch.equal(network.glance(x, record=False, seed=1).f, whole.f)
 
 
 def _mixing(off: float) -> MixingError:
+    """Make the error for a model that mixes examples."""
     return MixingError(f"the output of an example changes by {off:.1g} (relative) with the other examples in its batch: {MIXING}")
 
 
