@@ -22,8 +22,8 @@ from richter.instrument.observe import log_spaced
 from richter.instrument.snapshot import Snapshot
 from richter.workflows.demo import TIMES, DemoSettings
 
-COMMANDS = ("demo", "runs", "report", "serve", "doctor", "compare", "export", "scaling", "list", "run", "check", "ledger",
-            "cite", "data", "words", "completion")
+COMMANDS = ("demo", "runs", "report", "serve", "doctor", "compare", "export", "scaling", "curve", "list", "run", "check",
+            "ledger", "cite", "data", "words", "completion")
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
