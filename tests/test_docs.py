@@ -107,6 +107,31 @@ def test_the_example_of_learners_prints_what_it_says(capsys: pytest.CaptureFixtu
     assert numbers[0] == pytest.approx(numbers[1], abs=0.011)
 
 
+def test_the_examples_of_spectra_print_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    curve, theory, sines, images = blocks("docs/spectra.md")
+    names: dict[str, Any] = {}
+    exec(curve, names)
+    said = re.findall(r"```\n(examples .*?)```", (ROOT / "docs/spectra.md").read_text(), re.DOTALL)[0].splitlines()
+    shown = capsys.readouterr().out.splitlines()
+    for row in (3, 8):  # predicted and measured errors
+        seen, told = ([float(v) for v in lines[row].split()[1:5:3]] for lines in (shown, said))
+        assert seen == pytest.approx(told, rel=0.03)
+    assert shown[-1].split(" would ")[0] == said[-1].split(" would ")[0]
+    assert (tmp_path / "spectra.png").exists()
+    exec(theory, names)
+    text = capsys.readouterr().out
+    assert "test 0.8636, train 0.0879; the best ridge is 0.50" in text
+    assert "4.82" in text
+    assert "tempered" in text
+    exec(sines, names)
+    errors = [float(v) for v in re.findall(r"error ([.0-9]+)", capsys.readouterr().out)]
+    assert errors[0] < 0.05
+    assert errors[1] > 0.4
+    exec(images, names)
+
+
 def test_the_example_of_alignment_over_layers(capsys: pytest.CaptureFixture[str]) -> None:
     """The profile has its peak inside after training, and the network has left the picture of infinite width."""
     names: dict[str, Any] = {}

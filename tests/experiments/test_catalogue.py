@@ -40,7 +40,7 @@ RESULTS = {
     "escape": ("Example 1", "Sec. 3", "Thm. 3.1", "Prop. 3.2", "Prop. 3.3", "Prop. 3.4", "Experiments, first escape",
                "Experiments, saddles"),
     "eigenlearning": ("Sec. 2, 3", "Thm. 1", "Thm. 2", "Cor. 1", "Sec. 5", "Learning curves"),
-    "overfitting": ("Thm. 1", "Sec. 3", "Thms. 2-5", "Thm. 6", "Inner-product kernels", "Label noise"),
+    "overfitting": ("Thm. 1", "Sec. 3", "Thms. 2-5", "Thm. 6", "Inner-product kernels"),
     "agf": ("Algorithm 1", "Theorem 3.1", "Sec. 4", "Conjecture 4.1", "Sec. 5", "Sec. 6"),
 }
 MISSING: dict[tuple[str, str], str] = {}  # (paper, place): why a number within the sequence is not there

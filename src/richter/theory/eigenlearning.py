@@ -200,14 +200,14 @@ def modes(K: Float[Any, "n n"], y: ArrayLike) -> KernelModes:
     The examples then are the whole population. Of n of them drawn without replacement, the others have the mean error
     ``unseen(risk, n, M)``. The smallest eigenvalues say less about new examples, so n should be well below M.
     """
-    from richter.linalg import eigh
     K_, y_ = read(K=(K, "n n"), y=(columns(y), "n c"))
-    if (K_ - K_.T).abs().max() > 1e-8 * K_.abs().max():
+    largest = max(part.abs().max() for part in K_.split(256))
+    if any((a - b).abs().max() > 1e-8 * largest for a, b in zip(K_.split(256), K_.T.split(256), strict=True)):
         raise SelectionError("K is not symmetric: a Gram matrix K(x_i, x_j) of the same examples in rows and columns is needed.")
     if not y_.any():
         raise SelectionError("y is zero: there is nothing to be learned, and every predicted error is that of the noise. Give "
                              "labels that are not all zero (were they centred within one class?).")
-    values, vectors = eigh((K_ + K_.T) / 2)
+    values, vectors = _eigh(K_)
     if values[0] < -1e-6 * values[-1].abs():
         raise SelectionError(f"K has the eigenvalue {values[0].item():.3g}, the largest being {values[-1].item():.3g}: it is no "
                              f"kernel. A kernel is positive semi-definite; distances or correlations that were cut off are not.")
@@ -215,6 +215,17 @@ def modes(K: Float[Any, "n n"], y: ArrayLike) -> KernelModes:
     lam = values[order].clamp(min=0) / len(K_)
     v2 = (vectors.T @ y_).square().sum(1)[order] / len(K_)
     return KernelModes(like(lam, K), like(v2, K))
+
+
+def _eigh(K: Float[Tensor, "n n"]) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues, smallest first, and eigenvectors of a symmetric matrix; on a CPU by the method that holds the fewest
+    copies (three beside K; torch holds four)."""
+    from richter.linalg import eigh
+    if K.device.type != "cpu":
+        return eigh(K)
+    import scipy.linalg
+    values, vectors = scipy.linalg.eigh(K.numpy().T, driver="evd", check_finite=False)
+    return torch.from_numpy(values), torch.from_numpy(vectors)
 
 
 def unseen(risk: Risk, n: int, M: int) -> float:

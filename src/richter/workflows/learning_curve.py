@@ -83,7 +83,8 @@ class LearningCurve:
         ahead = [f"with {n:,} examples {middle:.3g} is expected ({low:.3g} to {high:.3g})"
                  for n, (low, middle, high) in self.ahead.items()]
         return "\n".join([table(rows, right=range(6)), f"{'; '.join(ahead)}.",
-                          f"Fitting the labels exactly costs a factor {self.overfitting:.3g} with all examples.", self.verdict])
+                          f"Fitting every label exactly costs at most a factor {self.overfitting:.3g} with "
+                          f"{self.examples // 2:,} examples, whatever the labels.", self.verdict])
 
     def to_json(self) -> dict[str, Any]:
         return {"sizes": list(self.sizes), "ridge": self.ridge, "predicted": self.predicted.tolist(),
@@ -148,7 +149,7 @@ def learning_curve(kernel: Kernel | nn.Module | ArrayLike, X: ArrayLike, y: Arra
     near = np.array([off[max(0, i - 1): i + 2].mean() for i in range(len(off))])
     error = np.sqrt(_spread(halves, M // 2, sizes, best_ridges) ** 2 + near)
     ahead = _ahead(modes, halves, M, sizes, measured_best.mean(0))
-    which = "a larger" if best_ridges[-1] > ridges[-1] else "another"
+    which = "a larger" if best_ridges[-1] > 1.001 * ridges[-1] else "another"
     remedies = {f"{which} ridge ({best_ridges[-1]:.2g})": 1 - best[-1] / predicted[-1],
                 "twice the data": 1 - ahead[2 * M][1] / ahead[M][1]}
     if inputs is not None:
