@@ -186,7 +186,7 @@ def test_a_folder_that_is_replaced_at_any_call_that_begins_a_run(tmp_path: Path,
                 others.append(files_of(folder))
 
             def create(folder: Path = folder, begun: list[Any] = begun) -> None:
-                begun.append(runs.create(folder, resume=before != "nothing"))
+                begun.append(runs.create(folder, resume=True))  # else it would take the next free name
 
             attempted(lambda event=event, create=create, replace=replace: at_event(event, create, replace))
             if came := bool(others):
@@ -252,7 +252,7 @@ def write_where_there_is_room(folder: str, writer: int) -> None:
         while True:
             try:
                 if not os.path.exists(folder):
-                    run = runs.create(folder, {"run": [writer, number]})
+                    run = runs.create(folder, {"run": [writer, number]}, resume=True)  # of this name or none
                     break
             except (StoreError, OSError):
                 pass
