@@ -68,6 +68,8 @@ class Rivals:
         self.rows.append([self._by_chance(layer) if step else (np.nan, np.nan) for layer in self.layers])
 
     def _by_chance(self, layer: str) -> tuple[float, float]:
+        """Centred correlations by chance: of the layer's movement with a rotated covariance, and of a Gaussian movement with its
+        own."""
         K, moved = self.covariance(layer), self.weight(layer) - self.initial[layer]
         Q, Z = rotated(K, self.draw), self.draw.standard_normal(moved.shape)
         return centred_correlation(moved, Q), centred_correlation(Z, K)

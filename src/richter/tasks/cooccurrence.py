@@ -160,6 +160,7 @@ def _checked(paths: Sequence[Path_]) -> list[Path]:
 
 
 def _counted(paths: list[Path], place: Path, workers: int, vocabulary: int, window: int, least: int, lines: bool) -> Counts:
+    """Count the words, then the pairs, in parallel and resumable in the folder ``place``."""
     pieces = [(i, *piece) for i, piece in enumerate(p for path in paths for p in _pieces(path))]
     _each(_read_piece, [(place, i, path, start, end, lines) for i, path, start, end in pieces], workers, "reading",
           [end - start for *_, start, end in pieces])

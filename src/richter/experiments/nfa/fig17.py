@@ -116,7 +116,7 @@ TEXT = "the paper's text, App. L"
 
 
 def about(name: str) -> Claim:
-    """SLO lifts it above plain descent, and above the same optimiser with equal speeds."""
+    """Claim that SLO lifts this measure above plain descent and above equal speeds."""
     value = QUANTITIES[name]
     return Claim(f"{name} at the end: SLO less the better of descent and equal speeds",
                  lambda r: value(r, r.settings.judged) - max(value(r, "gd"), value(r, "equal")), ABOVE, (EQUAL, DESCENT),

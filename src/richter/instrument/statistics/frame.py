@@ -305,6 +305,7 @@ class Remembered(Gathering):
         return self.values[place]
 
     def leaving(self, place: str, kind: str) -> Sequence[Any]:
+        """Values at a place with each group of this kind left out in turn."""
         self._at(place)
         if (place, kind) not in self.left_out:
             with decomposed():
