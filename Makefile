@@ -30,6 +30,7 @@ bench: .venv/installed-dev  ## what it costs, as ratios within one run: about an
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/snapshot.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/memory.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/growth.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/growth.py observed --figure growth_observed.png
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/estimates.py
 	OMP_NUM_THREADS=2 $(BIN)/python benchmarks/curvature.py
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[peers]'

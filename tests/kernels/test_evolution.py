@@ -349,7 +349,7 @@ def test_kernels_of_another_time_that_do_not_fit_are_refused() -> None:
 
 
 def test_kernels_of_other_outputs_are_not_compared() -> None:
-    with pytest.raises(own.Missing, match=r"kernels \(3, 9, 9\) now and \(2, 9, 9\) then .* cannot be compared"):
+    with pytest.raises(own.Missing, match=r"kernels \(3, 9, 9\) now and \(2, 9, 9\) before .* cannot be compared"):
         own.evolved(stack(0), stack(0, k=2))
 
 
