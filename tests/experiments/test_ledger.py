@@ -125,7 +125,8 @@ def test_every_place_is_there() -> None:
     assert {row.outcome for row in PLACES} <= {*outcomes.OUTCOMES, ""}
     assert {line.protocol for line in LINES if not line.own} <= set(outcomes.PROTOCOLS)
     assert {line.outcome for line in LINES if not line.own} <= set(outcomes.OUTCOMES)
-    assert {line.outcome for line in LINES if line.own} <= {"holds", "holds on average", "too few seeds", "does not hold"}
+    assert {line.outcome for line in LINES if line.own} <= {"holds", "holds on average", "too few seeds", "does not hold",
+                                                            "not run"}
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.outcome == "contradicted"], ids=lambda line: line.says[:40])
@@ -242,3 +243,34 @@ def test_the_command_writes_one_paper(tmp_path: Path, capsys: pytest.CaptureFixt
     jsonschema.validate(data, SCHEMA)
     assert cli.main(["ledger", "--paper", "escpae"]) == 2
     assert "Close to it: 'escape'" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------------------------------- the queue
+
+def test_the_queue_has_most_claims_per_minute_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    slow, quick, done = (dataclasses.replace(tiny.EXPERIMENT, name=f"nfa_{name}") for name in ("slow", "quick", "done"))
+    kept: dict[Any, Any] = {}
+    def keep(e: Experiment, **changes: Any) -> None:
+        claims = [{**record(text=c.text)["claims"][0]} for c in e.claims]
+        kept[e.name, "paper"] = {**record(), "experiment": e.name, "modules": e.modules, "claims": claims, **changes}
+    keep(slow, cpu_minutes=10.0, modules={})
+    keep(done)
+    kept["nfa_quick", "smoke"] = {**record("smoke"), "experiment": "nfa_quick", "cpu_minutes": 0.1}
+    waiting = ledger.queue([slow, quick, done], kept)
+    assert [(w.experiment.name, w.why.partition(";")[0], w.claims, w.minutes) for w in waiting] == [
+        ("nfa_quick", "no record", 2, 1.0), ("nfa_slow", "stale", 2, 10.0)]
+    bare = [{k: v for k, v in c.items() if k != "controls"} for c in kept["nfa_done", "paper"]["claims"]]
+    keep(done, claims=bare)
+    assert [w.why for w in ledger.queue([done], kept)] == ["no controls"]
+    found = {e.name: e for e in (slow, quick)}
+    monkeypatch.setattr("richter.experiments.names", lambda: list(found))
+    monkeypatch.setattr("richter.experiments.get", found.get)
+    monkeypatch.setattr(ledger, "records", lambda: kept)
+    assert cli.main(["check", "--queue", "--store", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("nfa_quick  [") < shown.index("nfa_slow  [")
+    assert shown.count("paper scale, 3 tasks") == 2
+    keep(quick)
+    assert cli.main(["check", "nfa_quick", "--queue", "--store", str(tmp_path)]) == 0
+    assert "Every record at the paper's scale is as the code is" in capsys.readouterr().out

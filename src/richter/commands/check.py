@@ -19,6 +19,8 @@ def arguments(p: argparse.ArgumentParser) -> None:
     checking.arguments(p)
     p.add_argument("--controls", action="store_true", help="also run the case on which each claim must fail")
     p.add_argument("--start", action="store_true", help="only test that each starts at the paper's scale: one step")
+    p.add_argument("--queue", action="store_true", help="at the paper's scale: what is missing, stale or without controls, most "
+                                                        "claims per minute first; the same command resumes")
     p.add_argument("--record", action="store_true", help="write the results into the ledger (for developers)")
 
 
@@ -31,7 +33,23 @@ def do(args: argparse.Namespace) -> int:
     experiments = [get(name) for name in chosen]
     if args.start:
         return _start(experiments, args)
+    if args.queue:
+        return _queue(experiments, args)
     return checking.check_all(experiments, args, {}, lenient=True, with_controls=args.controls)
+
+
+def _queue(experiments: Iterable[Experiment], args: argparse.Namespace) -> int:
+    """Run what a record at the paper's scale lacks, with its controls, in the order of claims decided per minute."""
+    from richter.core.values import table
+    from richter.experiments.ledger import queue, records
+    waiting = queue(experiments, records())
+    if not waiting:
+        print("Every record at the paper's scale is as the code is, with its controls.")
+        return 0
+    print(table([("experiment", "claims", "CPU-minutes", "why"),
+                 *((w.experiment.name, str(w.claims), f"{w.minutes:.1f}", w.why[:60]) for w in waiting)]), flush=True)
+    args.scale = "paper"
+    return max(checking.check_all([w.experiment], args, {}, lenient=True, with_controls=True) for w in waiting)
 
 
 def _start(experiments: Iterable[Experiment], args: argparse.Namespace) -> int:
@@ -54,4 +72,5 @@ def _start(experiments: Iterable[Experiment], args: argparse.Namespace) -> int:
 
 COMMAND = Command("check", __doc__, do, arguments, group="reproduce papers", place=32, examples=(
     "richter check", "richter check 'nfa_*' --controls",
-    "richter check --start                 # one step of each at the paper's scale"))
+    "richter check --start                 # one step of each at the paper's scale",
+    "richter check --queue --record        # renew what is stale at the paper's scale, most claims per minute first"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -151,6 +152,39 @@ def places(experiments: Iterable[Experiment], stored: Records, paper: str = "") 
 def counted(lines: Iterable[LedgerLine]) -> dict[tuple[str, str], int]:
     """Return the number of claims of the papers for each outcome and protocol."""
     return dict(Counter((line.outcome, line.protocol) for line in lines if not line.own))
+
+
+class Waiting(NamedTuple):
+    """An experiment whose record at the paper's scale is missing, stale, or without controls."""
+
+    experiment: Experiment
+    why: str
+    claims: int  # that a run would decide
+    minutes: float  # of the processor, by the last record at this scale, or ten times that of smoke; NaN if there is neither
+
+    @property
+    def rate(self) -> float:
+        """Claims decided per minute; those of unknown cost come last."""
+        return self.claims / max(self.minutes, 1e-3) if self.minutes == self.minutes else 0.0
+
+
+def queue(experiments: Iterable[Experiment], stored: Records) -> list[Waiting]:
+    """Return the experiments that a run at the paper's scale would bring up to date, most claims per minute first."""
+    waiting = []
+    for e in experiments:
+        record, smoke = stored.get((e.name, "paper")), stored.get((e.name, "smoke"))
+        open_claims = len(e.claims)
+        if record is None:
+            why = "no record"
+        elif (state := state_of(record, e, stored)).stale:
+            why = str(state)
+        elif open_claims := sum("controls" not in c for c in record["claims"]):
+            why = "no controls"
+        else:
+            continue
+        minutes = record["cpu_minutes"] if record else 10 * smoke["cpu_minutes"] if smoke else math.nan
+        waiting.append(Waiting(e, why, open_claims, minutes))
+    return sorted(waiting, key=lambda w: -w.rate)
 
 
 def figure_name(paper: str, place: str) -> str:
