@@ -123,7 +123,7 @@ def compare(runs: Sequence[Run] | Mapping[str, Any], measure: str, layers: Seque
     shown = plotdata.chosen(every, most) if layers is None else [k for k in layers if k in every]
     look = run_looks(frames)
     linear = plotdata.threshold(s for curves in lines.values() for line in curves.values() for s in line.step.tolist())
-    figure, axes = grid_of_panels(len(shown), across=5 if len(shown) == 5 else 4, height=2.35)
+    figure, axes = grid_of_panels(len(shown), across=5 if len(shown) == 5 else 4, width=_narrow(len(shown)), height=2.35)
     names = short_names(shown, 30)
     for ax, k in zip(axes, shown, strict=False):
         measure_panel(ax, {name: (curves[k], look[name]) for name, curves in lines.items() if k in curves}, described, linear)
@@ -143,7 +143,7 @@ def compare_whole(runs: Sequence[Run] | Mapping[str, Any], measures: Sequence[st
     panels = {m: {name: lines[WHOLE] for name, frame in frames.items() for lines in [plotdata.lines(frame, m)] if WHOLE in lines}
               for m in measures}
     linear = plotdata.threshold(s for lines in panels.values() for line in lines.values() for s in line.step.tolist())
-    figure, axes = grid_of_panels(len(panels), across=4, height=2.35)
+    figure, axes = grid_of_panels(len(panels), across=4, width=_narrow(len(panels)), height=2.35)
     for ax, (m, lines) in zip(axes, panels.items(), strict=False):
         measure_panel(ax, {name: (line, look[name]) for name, line in lines.items()}, card(m, cards), linear)
     same_width(axes)
@@ -298,6 +298,11 @@ def save(figure: Figure, stem: str | os.PathLike[str]) -> tuple[Path, Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     return (put(stem.with_name(f"{stem.name}.svg"), svg_text(figure).encode()),
             put(stem.with_name(f"{stem.name}.pdf"), pdf_bytes(figure)))
+
+
+def _narrow(panels: int) -> float | None:
+    """Width of a panel with which two figures of two or three panels stand beside each other on a page."""
+    return 1.86 if panels in (2, 3) else None
 
 
 def _named(runs: Sequence[Run] | Mapping[str, Any]) -> dict[str, Any]:
