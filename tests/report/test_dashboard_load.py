@@ -338,7 +338,7 @@ def test_hundreds_of_curves_in_one_panel_are_few_traces(many: Path, browser: Bro
     """Each keeps its points and its line in the tooltip; a change of the axis takes no time that one would notice."""
     from selenium.webdriver import ActionChains
     with serving(many) as address:
-        browser.open(f"{address}#" + "&".join(f"run=r{i}" for i in range(200)))
+        browser.open(f"{address}#linx&" + "&".join(f"run=r{i}" for i in range(200)))
         plot = "document.querySelector('[data-panel=nfc] .plot')"
         browser.until(f"{plot}?.data?.length", 60)
         traces = browser.run(f"return {plot}.data.map(t => [t.x.length, t.x.filter(v => v === null).length])")
