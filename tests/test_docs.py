@@ -234,6 +234,22 @@ def test_the_example_of_self_supervised_learning(capsys: pytest.CaptureFixture[s
     assert ranks[-1] > 7 > 3 > ranks.min()
 
 
+def test_the_example_of_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The manual of this Python may be another one; its tables have the same form, and words near "exception" handle one."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for code in blocks("docs/words.md"):
+        exec(code, names)
+    shown, written = capsys.readouterr().out, (ROOT / "docs/words.md").read_text()
+    heads = [line.split() for line in shown.splitlines() if line.startswith(("concept", "resolved", "its largest"))]
+    assert len(heads) == 4
+    assert [head for head in heads if head not in [line.split() for line in written.splitlines()]] == []
+    assert shown.count("\n") == written[written.index("65,420 words"):written.index("```\n\n![the spectrum")].count("\n")
+    assert {"exceptions", "handler", "except", "raised", "caught"} & set(names["seen"].follow("exception").neighbours(1.0, 20))
+    assert (tmp_path / "words.png").exists()
+    assert (tmp_path / "vectors.txt").read_text().splitlines()[0] == f"{len(names['seen'].counts.words)} 40"
+
+
 def test_the_example_of_features(capsys: pytest.CaptureFixture[str]) -> None:
     """As few features as classes with all layers, many with the last alone; and both answer right."""
     names: dict[str, Any] = {}

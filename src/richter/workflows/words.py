@@ -105,8 +105,8 @@ class CorpusConcepts:
         return FollowedWord(self, self.counts.index(word.lower()))
 
     def plot(self) -> Figure:
-        """Draw the spectrum, and the predicted growth of the first concepts with the loss."""
-        from richter.report.drawing import COLOURS, caption, label, line, panels, styled
+        """Draw the spectrum, and the predicted growth of the first concepts."""
+        from richter.report.drawing import COLOURS, caption, label, panels, styled
 
         @styled
         def draw() -> Figure:
@@ -121,9 +121,6 @@ class CorpusConcepts:
                 names = ", ".join(self.poles(k, 2)[0])
                 right.plot(t / unit, curve, color=COLOURS[i % len(COLOURS)], linewidth=1.2,
                            label=visible(f"{i + 1}: {names}", lines=False).replace("$", r"\$"))
-            squares = self.growth(t)
-            lost = (self.square - (2 * self.eigenvalues[:, None] * squares - squares**2).sum(0)) / self.square
-            line(right, t / unit, lost * self.eigenvalues[0], label="loss (from 1)", style=":")
             label(right, "time / time of the first concept", "squared size of a concept")
             right.legend(frameon=False, fontsize=6, loc="upper left", bbox_to_anchor=(1.0, 1.02))
             caption(figure, "Concepts are learned one after the other, those with the largest eigenvalues first; the text alone "
