@@ -34,14 +34,14 @@ class WordsScoresSettings:
     """The first ``texts`` shuffled film reviews. word2vec is gensim's, with five negative samples; ``against`` and ``better`` are
     read by claims."""
 
-    texts: int = 5_000
-    vocabulary: int = 2_000
-    dimensions: int = 50
+    texts: int = 2_500
+    vocabulary: int = 1_500
+    dimensions: int = 40
     window: int = 16
     epochs: int = 2
-    longer: float = 1.5  # training of the quadratic model, in units of the last predicted half-rise time
-    words: int = 300
-    lr: float = 2e-4
+    longer: float = 1.2  # training of the quadratic model, in units of the last predicted half-rise time
+    words: int = 250
+    lr: float = 3e-4
     better: Literal["closed", "random"] = "closed"
     seeds: tuple[int, ...] = (0, 1, 2)
 
@@ -136,7 +136,7 @@ EXPERIMENT = Experiment(
                                                            lr=2e-5),
     over=("seed",), analysis=("better",), work=work, figures={"words_scores": draw}, data=("imdb", "analogies"),
     start={"seeds": (0,), "texts": 300, "vocabulary": 300, "dimensions": 5, "words": 100, "epochs": 1},
-    reduced="5,000 of 50,000 reviews, 2,000 words, 50 dimensions", protocol="stand-in: film reviews (IMDB) for Wikipedia",
+    reduced="2,500 of 50,000 reviews, 1,500 words, 40 dimensions", protocol="stand-in: film reviews (IMDB) for Wikipedia",
     missing={"Downstream scores": "Wikipedia: 2 billion words; MEN, a third list of ratings"},
     claims=(
         Claim("similarity (WordSim-353): closed form over word2vec", lambda r: score(r, "closed", "wordsim353") / score(
