@@ -261,7 +261,7 @@ def dead() -> nn.Module:
 
 @pytest.mark.parametrize(("model", "made", "name", "sentence"), [
     (Branches().double(), {}, "kappa_cka", "2 layers write the outputs (a, b)"),
-    (Branches().double(), {}, "nc1", "ask for one, layers="),
+    (Branches().double(), {}, "nc1", "choose one with layers="),
     (network(), {"n": 3}, "kappa_cka", "the outputs span 3 dimensions on 3 examples"),
     (network(), {"n": 3}, "nc1", "every class has one example, which is the class mean"),
     (dead(), {}, "deff_utilisation", "the features are zero on every example"),
