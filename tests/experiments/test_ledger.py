@@ -177,8 +177,8 @@ def test_no_cell_is_long() -> None:
 def test_the_page_counts_everything() -> None:
     text = page([FIG1], {("nfa_tiny", "paper"): record()})
     assert "| reproduced | 1 |  |  |  | 1 |" in text
-    assert ("| Fig. 1 | The number is 0.93. | 0.95 [0.93, 0.96], median of 5 seeds: a number | reproduced | exact | specific "
-            "|  |") in text
+    assert ("| Fig. 1 | The number is 0.93. | 0.95 [0.93, 0.96], median of 5 seeds, bar >= 0.9: a number | reproduced | exact "
+            "| specific |  |") in text
     assert "CPU-minutes spent on them: 1.5." in text
     extra = page([tiny.EXPERIMENT], {})
     assert "| Fig. 99 | Sums of whole numbers. | not run | 0 of 1 | exact |" in extra

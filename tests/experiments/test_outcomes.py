@@ -66,6 +66,7 @@ def test_the_meaning_follows_from_the_rivals(c: dict[str, Any], beaten: list[str
     (record(), "exact", "", ""), (record(), "exact", "misprint", "misprint"),
     (record(interval=[0.8, 0.99]), "exact", "", "seed spread"),
     (record(0.5), "exact", "", "ours may be wrong"), (record(0.5), "reduced: half", "", "scale"),
+    (record(interval=[0.8, 0.99]), "reduced: half", "", "seed spread"),
     (record(0.5), "reduced: half", "optimiser detail", "optimiser detail"),
     (record(0.5), "unstated: rate", "", "unstated setting"),
     (record(0.5), "stand-in: MNIST", "", "data not available")])

@@ -127,7 +127,8 @@ def reason(c: Mapping[str, Any], word: str, protocol: str, declared: str = "") -
     kind = kind_of(protocol)[0]
     if word == "partly reproduced" and kind == "exact":
         return "data not available"
+    if word == "undecided" and "over" in c and c["value"] is not None and not outside(c):
+        return "seed spread"
     if kind != "exact":
         return {"reduced": "scale", "stand-in": "data not available", "unstated": "unstated setting"}[kind]
-    crosses = "over" in c and c["value"] is not None and not outside(c)
-    return "seed spread" if crosses else "ours may be wrong"
+    return "ours may be wrong"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from richter.core.values import reference
 from richter.experiments.ledger import LedgerLine, LedgerPlace, Records, counted, places, state_of
-from richter.experiments.outcomes import MEANINGS, OUTCOMES, PROTOCOLS, REASONS
+from richter.experiments.outcomes import MEANINGS, OUTCOMES, PROTOCOLS, REASONS, bar_of
 from richter.experiments.staleness import ABSOLUTE, RELATIVE, Record
 
 if TYPE_CHECKING:
@@ -81,9 +81,12 @@ def _paper(name: str, rows: list[LedgerPlace]) -> list[str]:
 
 
 def ours(line: LedgerLine) -> str:
-    """Return our number, a mark if its record is stale, and what it is unless the line says so itself."""
-    what = "" if line.says == line.measured or not line.record else f": {line.measured}"
-    return shortened(f"{line.number}{' (stale)' if line.stale else ''}{what}")
+    """Return our number with its bar, a mark if its record is stale, and what it is unless the line says so itself."""
+    stale = " (stale)" if line.stale else ""
+    if not line.record:
+        return line.number
+    what = "" if line.says == line.measured else f": {line.measured}"
+    return shortened(f"{line.number}{stale}, bar {bar_of(line.record)}{what}")
 
 
 def protocol_of(line: LedgerLine) -> str:

@@ -181,7 +181,7 @@ def single_feature_claims(choice: Choice, panel: str, before: Why = "", gains: W
     do not correlate between epochs (``between``)."""
     def claim(text: str, value: Callable[[Results], float], paper: str, differs: Why = "") -> Claim:
         return Claim(f"{panel}: {text}", value, Interval(low=0.5), SHUFFLED, paper=paper, over="seed", places=("Fig. 7.7",),
-                     source=f"{TEXT}; 0.5 is commonly called strong", differs=differs, says=f"{panel}: {text}: {paper}.")
+                     source=f"{TEXT}; 0.5 is commonly called strong", differs=differs, says=f"Panel {panel}: {text}: {paper}.")
 
     def of_choice(number: Callable[[Results, str, str], float], a: str, b: str) -> Callable[[Results], float]:
         return lambda r: number(choice(r), a, b)
@@ -197,7 +197,7 @@ def single_feature_claims(choice: Choice, panel: str, before: Why = "", gains: W
             *(Claim(f"{panel}: {text}, less that of the untrained network", of_choice(correlation_gain, a, b),
                     Interval(low=0.02), UNTRAINED,
                     paper="from learning", source=f"{TEXT}; visibly", over="seed", places=("Fig. 7.7",),
-                    differs=before, says=f"{panel}: training brings the {text}.") for text, a, b in words))
+                    differs=before, says=f"Panel {panel}: the {text} comes from training.") for text, a, b in words))
 
 
 def single_feature_drawing(choice: Choice, network: str) -> Callable[[Results], Figure]:

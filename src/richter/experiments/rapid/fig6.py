@@ -181,6 +181,6 @@ EXPERIMENT = Experiment(
         *(Claim(f"{depth} layers: error of OFE's alignment with the effective gamma over that of the best constant",
                 misfit_at(depth), Interval(high=0.5), (CONSTANT, FIRST), source="half of the best constant's error", over="seed",
                 differs=LATE if depth == 2 else "",  # type: ignore[arg-type]
-                says=f"Optimal feature evolution with this gamma is consistent with the alignment of {depth} layers.")
+                says=f"With the estimated gamma optimal feature evolution follows the alignment of {depth} layers.")
           for depth in (2, 3, 4, 5)),
     ))
