@@ -1147,8 +1147,8 @@ class Pool(Block):
             return h.mean(1)
         if self.way == 1:
             return h[:, -1]
-        if self.way == 2:
-            return h.amax(1)
+        if self.way == 2:  # equal tokens would be tied, and rounding would choose the one that gets the gradient
+            return (h + 1e-3 * torch.arange(h.shape[1], dtype=h.dtype, device=h.device)[:, None]).amax(1)
         if self.way == 3:
             last = (token_counts(s, h.shape[1]) - 1)[:, None, None]  # of those that are real
             return h.gather(1, last.expand(-1, 1, h.shape[2]))[:, 0]
