@@ -156,8 +156,8 @@ EXPERIMENT = Experiment(
     name="eigenlearning_curves", ref=Ref("eigenlearning", "Learning curves"), title="learning curves from spectra, on images",
     data=("mnist", "fashion_mnist", "cifar10"), smoke=EigenlearningCurvesSettings(population=600, trials=2),
     paper=EigenlearningCurvesSettings(population=3000, sizes=(16, 32, 64, 128, 256, 512), trials=5), work=work,
-    over=("set", "seed"), analysis=("form",), start={"seeds": (0,), "sets": ("digits",), "population": 300, "trials": 1,
-                                                     "sizes": (16, 128)},
+    over=("set", "seed"), analysis=("form",), reduced="600 images of each set",
+    start={"seeds": (0,), "sets": ("digits",), "population": 300, "trials": 1, "sizes": (16, 128)},
     figures={"eigenlearning_learning_curves": draw}, protocol="stand-in: MNIST, Fashion-MNIST and digits beside CIFAR-10",
     claims=(
         Claim("median |log(predicted / measured error)| at ridge 0, 128 examples and more", median(0), Interval(high=0.0953),

@@ -227,7 +227,7 @@ EXPERIMENT = Experiment(
     places=("Sec. 2, 3", "Thm. 1", "Thm. 2", "Cor. 1"), data=("cifar10",), smoke=EigenlearningMoreSettings(),
     paper=EigenlearningMoreSettings(n=256, modes=2000, features=(16, 64, 128, 256, 512, 2048, math.inf), images=2000,
                                     train=(64, 256), widths=(64, 256, 1024, 4096)),
-    work=work, over=("seed",), analysis=("form",),
+    work=work, over=("seed",), analysis=("form",), reduced="64 examples of 400 modes; 700 images of CIFAR-10",
     start={"seeds": (0,), "trials": 1, "modes": 300, "splits": 1, "images": 300, "widths": (16, 32)},
     figures={"eigenlearning_thm_1": draw_features, "eigenlearning_thm_2": draw_ratio},
     protocol={"Sec. 2, 3": "reduced: 2,000 modes of 10,000", "Thm. 1": "reduced: 2,000 images", "Thm. 2": "exact",
