@@ -50,6 +50,23 @@ def test_what_training_left_is_measured(kept: bool, tmp_path: Path) -> None:
         assert (run.steps, run.status) == ([0, 4], "finished")
 
 
+@pytest.mark.parametrize("options", [{}, {"steps": 40}], ids=["", "steps="])
+def test_a_verdict_on_an_observer_is_of_its_last_step(options: dict[str, Any]) -> None:
+    """It was "stale" for most lengths: everything had been measured at the first steps only."""
+    model = network()
+    watch = richter.Observer(model, richter.Probe(X, Y), **options)
+    for step in range(40):
+        moved(model)
+        watch(step, loss=1.0)
+    watch.snapshots = watch.snapshots[:1]
+    watch._unmeasured = True
+    found = richter.diagnose(watch)
+    assert (found.word != "stale", found.step) == (True, 39)
+    assert "nfc" in watch.snapshots[-1].measures
+    n = len(watch.snapshots)
+    assert (richter.diagnose(watch), len(watch.snapshots)) == (found, n)  # not again
+
+
 def test_what_was_measured_after_the_last_step_is_not_measured_again_under_an_older_one() -> None:
     model = network()
     watch = observer(model)
@@ -82,7 +99,7 @@ def test_close_does_so_too_and_not_what_was_measured() -> None:
 
 
 def test_what_was_put_off_is_measured_at_the_end() -> None:
-    watch = observer(budget=1e-9, when=1)
+    watch = observer(budget=1e-9, free_seconds=0.0, when=1)
     for step in range(4):
         watch(step)
     assert watch.put_off == [1, 2, 3]

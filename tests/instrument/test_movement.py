@@ -282,7 +282,7 @@ def test_a_linear_network_has_no_hidden_layer_and_few_examples_are_too_few() -> 
     snap = richter.measure(model, richter.Probe(*data()), [TURNED], initial=nudged(model))
     assert "no hidden layer" in snap.note(TURNED)
     model = plain(6, 8, 3)
-    assert "fewer than 64 rows" in richter.measure(model, richter.Probe(*data(63)), [TURNED], initial=nudged(model)).note(TURNED)
+    assert "fewer than 32 rows" in richter.measure(model, richter.Probe(*data(31)), [TURNED], initial=nudged(model)).note(TURNED)
 
 
 class Centred(nn.Module):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import richter
 import richter.instrument.observe
 from observing import mlp, probe
-from richter.core import SelectionError
+from richter.core import Row, SelectionError
 from richter.instrument.evaluate import RichterWarning
 
 LOADER = DataLoader(TensorDataset(torch.zeros(12, 1)), batch_size=2)  # six batches
@@ -80,14 +81,14 @@ class Clock:
 def watched(monkeypatch: pytest.MonkeyPatch, budget: float | None, first: float = 1.0, cost: float = 1.0,
             steps: int = 400, when: Any = 1, measures: Any = ("nfc",), brief: float = 0.0,
             known: int | None = None, pace: float = 1.0,
-            numbers: Sequence[int] | None = None) -> tuple[richter.Observer, Clock]:
+            numbers: Sequence[int] | None = None, free: float = 0.0) -> tuple[richter.Observer, Clock]:
     """Training steps of one second, measurements of `cost` seconds (the first one of `first`, of what is cheap alone `brief`),
     due at every step."""
     clock = Clock()
-    watch = richter.Observer(mlp(), probe(), when=when, budget=budget, measures=measures, steps=known)
+    watch = richter.Observer(mlp(), probe(), when=when, budget=budget, free_seconds=free, measures=measures, steps=known)
 
     def take(self: Any, step: int, matrices: int, only: Any = None) -> richter.Snapshot:
-        assert only in (None, richter.measures.MOVEMENT[3:4] + richter.measures.MOVEMENT[:3] + richter.measures.MOVEMENT[4:])
+        assert only is None or set(only) == set(richter.measures.LIGHT)
         seconds = brief if only else cost if watch.snapshots else first
         clock.now += seconds
         return richter.Snapshot((), step, {"what": "brief" if only else "whole"}, seconds)
@@ -128,15 +129,6 @@ def kinds(watch: richter.Observer) -> list[str]:
     return [s.notes["what"] for s in watch.snapshots]
 
 
-def test_what_is_cheap_is_put_off_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A budget that does not pay for a whole measurement pays for what a verdict rests on."""
-    watch, _ = watched(monkeypatch, 0.05, cost=100.0, first=100.0, brief=0.5, measures=None)
-    assert kinds(watch)[0] == "whole"
-    assert set(kinds(watch)[1:]) == {"brief"}
-    assert 20 <= len(watch.snapshots) <= 27  # half of the budget of 500 seconds
-    assert sorted([*watch.put_off, *(s.step for s in watch.snapshots)]) == list(range(400))
-
-
 def test_what_is_cheap_leaves_room_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, clock = watched(monkeypatch, 0.1, cost=5.0, first=5.0, brief=0.2, measures=None, steps=1000)
     assert kinds(watch).count("whole") > 5
@@ -149,9 +141,9 @@ def test_what_is_cheap_leaves_room_for_the_rest(monkeypatch: pytest.MonkeyPatch)
 def test_a_step_with_what_is_cheap_is_measured_whole_later(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, _ = watched(monkeypatch, 0.1, first=2.0, brief=0.1, when=[100, 300], steps=350, cost=4.0, measures=None)
     assert [(s.step, s.notes["what"]) for s in watch.snapshots][:2] == [(0, "whole"), (100, "whole")]
-    watch, _ = watched(monkeypatch, 0.1, first=10.0, brief=0.1, when=[50, 1300], steps=1350, cost=4.0, measures=None)
+    watch, _ = watched(monkeypatch, 0.1, first=10.0, brief=0.1, when=[105, 1300], steps=1350, cost=4.0, measures=None)
     steps = [(s.step, s.notes["what"]) for s in watch.snapshots]
-    assert steps[:2] == [(0, "whole"), (50, "brief")]
+    assert steps[:2] == [(0, "whole"), (105, "brief")]
     assert steps[2][1] == "whole"
     assert 100 < steps[2][0] < 200
     assert watch.put_off == []
@@ -189,10 +181,10 @@ def test_with_the_number_of_steps_the_budget_is_spent_early(monkeypatch: pytest.
     assert max(b - a for a, b in pairwise(taken)) <= steps / 5  # and it goes on to the end
 
 
-def test_without_it_a_second_is_lent_and_paid_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, _ = watched(monkeypatch, 0.05, first=0.1, cost=0.05, steps=1000, when=None, pace=1e-3)
+def test_without_it_seconds_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, _ = watched(monkeypatch, 0.05, first=0.1, cost=0.05, steps=1000, when=None, pace=1e-3, free=1.0)
     steps = [s.step for s in watch.snapshots]
-    assert sum(step < 100 for step in steps) >= 7  # 5 ms are earned by then, 500 lent
+    assert sum(step < 100 for step in steps) >= 7  # 5 ms are earned by then
     assert 0.6 < watch._schedule.spent <= 1.0
 
 
@@ -271,6 +263,118 @@ def test_a_step_put_off_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert steps[0] == 0
     assert 5 < steps[1] < 150
     assert steps[2:] == [300]
+
+
+# ------------------------------------------------------------------------------- the README's snippet by a scripted clock
+# Seconds of a step, of the light and the full set on 16, 32, ... examples, and of the first look, as measured once for each model
+# (processor time of one thread; benchmarks/snippet.py).
+
+class Price(NamedTuple):
+    step: float
+    fixed: float  # of a light measurement
+    each: float  # and of each example
+    ratio: float  # of a full measurement
+    look: float
+
+
+PRICES = {"ViT": Price(0.04, 0.12, 0.0040, 4.3, 0.15), "ResNet-10": Price(0.016, 0.15, 0.0030, 3.0, 0.15),
+          "GPT-2": Price(0.021, 0.08, 0.0080, 4.5, 0.2), "CNN": Price(0.010, 0.025, 0.0006, 4.1, 0.1),
+          "MLP": Price(0.0011, 0.011, 0.00003, 6.5, 0.1)}
+LENGTHS = [("ViT", 60), ("ResNet-10", 200), ("GPT-2", 300), ("CNN", 250), ("MLP", 200), ("MLP", 1000), ("MLP", 3000),
+           ("MLP", 10_000)]
+
+
+def snippet(monkeypatch: pytest.MonkeyPatch, price: Price, length: int, **options: Any) -> tuple[richter.Observer, float]:
+    """The README's loop with 256 examples, by a clock that measuring and training move; and the wall time that passed."""
+    clock = Clock()
+    watch = richter.Observer(mlp(), probe(256), **options)
+    new: list[Any] = []
+
+    def take(self: Any, step: int, matrices: int = 0, only: Any = None) -> richter.Snapshot:
+        light = price.fixed + price.each * self.probe.n
+        self.work_seconds = light * (1.0 if only else price.ratio)
+        seconds = self.work_seconds + (0.0 if self in new else price.look)
+        new.append(self)
+        clock.now += seconds
+        rows = tuple(Row(step, "*", name, 0.5) for name in only or richter.measures.DEFAULT)
+        return richter.Snapshot(rows, step, {}, seconds)
+
+    def passes(self: Any, only: Any = None) -> float:
+        return 3.0 if only else 7.0
+
+    for name, value in {"take": take, "passes": passes,
+                        "pass_seconds": property(lambda self: price.each / 3 * self.probe.n)}.items():
+        monkeypatch.setattr(richter.instrument.observe.Measurement, name, value)
+    monkeypatch.setattr(richter.instrument.observe, "time", clock)
+    for step in range(length):
+        clock.now += price.step
+        watch(step)
+    watch.catch_up()
+    return watch, clock.now - 100.0
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["", "steps="])
+@pytest.mark.parametrize(("name", "steps"), LENGTHS)
+def test_the_snippet_keeps_its_budget_and_draws_a_curve(name: str, steps: int, known: bool, monkeypatch: pytest.MonkeyPatch,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    """It took 7 to 85 % of the time of short trainings, and measured twice."""
+    watch, seconds = snippet(monkeypatch, PRICES[name], steps, **({"steps": steps} if known else {}))
+    assert watch._schedule.spent <= max(5.0, 0.05 * seconds)
+    assert len(watch.curve("magnitude")[0]) >= 10
+    assert watch.snapshots[-1].step == steps - 1
+    assert "nfc" in watch.snapshots[-1].measures
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert all(words in line for words in (f"measuring {watch.probe.n} examples takes about", "pays for about", "free_seconds="))
+    assert ("The probe has 256" in line) is (watch.probe.n < 256)
+
+
+def test_short_cheap_trainings_have_many_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, _ = snippet(monkeypatch, PRICES["MLP"], 10_000, steps=10_000)
+    steps = watch.curve("magnitude")[0]
+    assert len(steps) >= 40
+    assert sum(step < 1000 for step in steps) >= 15
+    assert watch.probe.n == 256
+
+
+def test_the_knobs_of_the_budget(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    few, _ = snippet(monkeypatch, PRICES["ViT"], 60)
+    more, _ = snippet(monkeypatch, PRICES["ViT"], 60, free_seconds=60.0)
+    assert few.probe.n < more.probe.n == 256
+    assert len(few.curve("nfc")[0]) == 1 < len(more.curve("nfc")[0])
+    capsys.readouterr()
+    snippet(monkeypatch, PRICES["ViT"], 60, announce=False)
+    unlimited, _ = snippet(monkeypatch, PRICES["ViT"], 60, budget=None)
+    assert capsys.readouterr().err == ""
+    assert unlimited.probe.n == 256
+    with pytest.raises(SelectionError, match="free_seconds=-1: the seconds that measuring may take in a short training"):
+        richter.Observer(mlp(), probe(), free_seconds=-1)
+
+
+def test_a_long_training_is_measured_with_the_whole_probe_if_its_length_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert snippet(monkeypatch, PRICES["ViT"], 5, steps=100_000)[0].probe.n == 256
+
+
+def test_part_of_a_probe_is_class_balanced_and_keeps_its_settings() -> None:
+    given = richter.Probe(torch.arange(300).float()[:, None], torch.tensor([0] * 200 + [1] * 60 + [2] * 40), chunk=50,
+                          held_out=(torch.zeros(99, 1), torch.arange(99) % 3))
+    part = given.part(32, 8)
+    assert (part.n, part.kernel_examples, part.chunk, part.held_out.n) == (32, 8, 50, 32)
+    assert torch.bincount(part.y).tolist() == [11, 11, 10]
+    assert all(given.y[int(i)] == label for i, label in zip(part.x[:, 0], part.y, strict=True))
+    assert (given.n, given.held_out.n) == (300, 99)
+
+
+def test_a_reduced_probe_is_that_of_the_run(tmp_path: Path) -> None:
+    """A run that is resumed goes on with the examples that it was begun with."""
+    options: dict[str, Any] = {"run": tmp_path, "free_seconds": 1e-6, "announce": False}
+    with richter.Observer(mlp(), probe(64), **options) as watch:
+        watch(0)
+    assert watch.probe.n == 32
+    assert watch.writer is not None
+    assert watch.writer.run.about["examples"] == 32
+    with richter.Observer(mlp(), probe(64), **{**options, "free_seconds": 60.0}, resume=True) as watch:
+        assert watch.probe.n == 32
 
 
 def test_now_measures_whatever_the_schedule_says(counted: list[int]) -> None:

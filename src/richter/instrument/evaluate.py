@@ -20,7 +20,7 @@ from torch import Tensor
 
 from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, RichterError, RichterWarning, Row, show_bytes
 from richter.core.values import SMALL, table
-from richter.instrument.capture import count, outputs_of, weight_bytes
+from richter.instrument.capture import count, outputs_of, select, to_device, weight_bytes
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import (
     OF_PROBE,
@@ -446,6 +446,7 @@ def jackknife(values: Sequence[float]) -> float:
 # ---------------------------------------------------------------------------------------------------------- cost plan
 
 FORWARD = 1 / 3  # of a forward-backward pass
+TIMED = 32  # examples on which a pass is timed
 AUDIT = 3 * FORWARD  # a forward pass in another order, and one backward pass with gradients of weights
 
 
@@ -471,17 +472,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class CostPlan:
-    """The cost of a measurement before it runs; ``print(plan)`` shows it. Passes are forward-backward passes of the probe, about:
-    products that are made afterwards, and the first look at a model, come on top."""
+    """The cost of a measurement before it runs; ``print(plan)`` shows it. Passes are forward-backward passes of the probe, about.
+    The first look at a model, and work that does not grow with examples, come on top: ``other_seconds``."""
 
     examples: int
     outputs: int  # of each example
     memory: int  # that is allowed
     steps: tuple[Cost, ...]  # one after another
     lines: tuple[Cost, ...]  # one for each measure, as if it were taken by itself
-    pass_seconds: float  # of one pass, from a forward pass of a few examples
+    pass_seconds: float  # of one pass, timed on some examples
     look: int = 0  # bytes of the first look at a large model
     checkpoints: int = 0  # blocks of the model that are computed again for every backward pass
+    other_seconds: float = 0.0  # of the survey and of work that does not grow with examples, from a measurement of a few
 
     @property
     def passes(self) -> float:
@@ -496,12 +498,13 @@ class CostPlan:
     @property
     def seconds(self) -> float:
         """Total cost in seconds."""
-        return self.passes * self.pass_seconds
+        return self.other_seconds + self.passes * self.pass_seconds
 
     def __str__(self) -> str:
         return "\n".join([
             f"{len(self.lines)} measures of {self.examples} examples with {self.outputs:,} outputs: {self.passes:.1f} passes of "
-            f"{self.pass_seconds:.2g} s, within memory='{show_bytes(self.memory)}'",
+            f"{self.pass_seconds:.2g} s and {self.other_seconds:.2g} s besides, {self.seconds:.2g} s in all, within "
+            f"memory='{show_bytes(self.memory)}'",
             *([f"a look at the model: {show_bytes(self.look)}"] if self.look else []),
             *([f"{self.checkpoints} blocks of the model are computed again for every backward pass: its graph has no room"]
               if self.checkpoints else []),
@@ -530,8 +533,13 @@ def cost_plan(subject: Subject, plan: Plan) -> CostPlan:
     order = dict.fromkeys(name for _, name in plan.order)
     look = survey_bytes(subject)
     return CostPlan(subject.probe.n, subject.survey.outputs, subject.allowed, tuple(steps),
-                    tuple(lines[name] for name in order if name in lines), _seconds(subject), look and look + subject.fixed,
+                    tuple(lines[name] for name in order if name in lines), pass_seconds(subject), look and look + subject.fixed,
                     len(subject.survey.anew))
+
+
+def passes(subject: Subject, plan: Plan) -> float:
+    """Count the forward-backward passes of the probe in all stages of a plan."""
+    return sum(_passes(stage.subject(subject), stage.wants, stage.due) for stage in plan.stages)
 
 
 def _passes(subject: Subject, wants: Mapping[Key, Wants], due: Mapping[Key, Wants]) -> float:
@@ -547,10 +555,18 @@ def _passes(subject: Subject, wants: Mapping[Key, Wants], due: Mapping[Key, Want
     return shared + (1 + again) * sum(passes for _, passes in alone)
 
 
-def _seconds(subject: Subject) -> float:
-    """Seconds of a forward-backward pass of the probe: three times a forward pass, timed on a few examples after a warm-up."""
-    n = count(subject.few)
-    outputs_of(subject.model, subject.few, subject.output)
-    begun = time.perf_counter()
-    outputs_of(subject.model, subject.few, subject.output)
-    return 3 * (time.perf_counter() - begun) * subject.probe.n / n if n else math.nan
+def pass_seconds(subject: Subject) -> float:
+    """Return the seconds of a forward-backward pass of the probe, timed on some examples after a warm-up."""
+    some = TIMED if weight_bytes(subject.model) <= SMALL else count(subject.few)
+    x = to_device(select(subject.x, slice(0, some)), subject.device)
+    weights = [p for p in subject.model.parameters() if p.requires_grad]
+
+    def run() -> float:
+        begun = time.perf_counter()
+        f = outputs_of(subject.model, x, subject.output, graph=True)
+        if f.requires_grad and weights:
+            torch.autograd.grad(f.sum(), weights, allow_unused=True)
+        return time.perf_counter() - begun
+
+    run()
+    return min(run(), run()) * subject.probe.n / count(x)

@@ -8,6 +8,7 @@ import math
 import operator
 import os
 import statistics
+import sys
 import threading
 import time
 from collections import deque
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from richter.core import WHOLE, CaptureError, Failure, SelectionError, StoreError, parse_bytes, unknown
+from richter.core import WHOLE, CaptureError, Failure, RichterError, SelectionError, StoreError, parse_bytes, unknown
+from richter.core.values import SMALL
 from richter.instrument import evaluate
-from richter.instrument.capture import Output, quiet, unwrap
+from richter.instrument.capture import Output, quiet, unwrap, weight_bytes
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents
 from richter.instrument.evaluate import CostPlan, Evaluation, Plan, cost_plan
 from richter.instrument.keepsakes import Keepsakes
@@ -33,7 +35,7 @@ from richter.instrument.statistics.frame import OutOfRange
 from richter.instrument.stream import check_initial, check_weights
 from richter.instrument.subject import Subject
 from richter.instrument.survey import MOST_DOUBTS, Doubt
-from richter.measures import MOVEMENT
+from richter.measures import LIGHT
 from richter.measures.measure import Measure, resolve
 from richter.runs import Writer
 
@@ -58,8 +60,9 @@ class Measurement:
                  layers: Layers = None, memory: str | float = "2GiB", output: Output | None = None, mode: str = "eval",
                  seed: int = 0, errors: bool = True) -> None:
         self.model, self.measures, self.cotangents = unwrap(model), resolve(measures), as_cotangents(cotangents)
-        self.mode, self.seed = mode, seed
+        self.mode, self.seed, self.probe, self.layers = mode, seed, probe, layers
         self.plans: dict[tuple[str, ...], Plan] = {}  # by the measures that are taken together
+        self.work_seconds = math.nan  # of the last measurement, without survey and plan
         if not isinstance(probe, Probe):
             raise SelectionError(f"measure(model, probe): probe is a {type(probe).__name__}; make one with richter.Probe(x, y).")
         chosen = [layers] if isinstance(layers, str) else layers
@@ -82,7 +85,9 @@ class Measurement:
             for left in range(MOST_DOUBTS, -1, -1):
                 try:
                     work = Evaluation(subject, self._plan(measures), step, matrices)
+                    surveyed = time.perf_counter()
                     rows = work.rows()
+                    self.work_seconds = time.perf_counter() - surveyed
                     break
                 except CaptureError as why:
                     if not left or not (subject.memo.trusted or isinstance(why, Doubt)):
@@ -112,9 +117,25 @@ class Measurement:
         return None
 
     def plan(self) -> CostPlan:
-        """Plan what ``take`` will do: steps, passes, bytes and seconds. Runs a few examples only."""
+        """Plan what ``take`` will do: steps, passes, bytes and seconds. Runs a few examples only: a measurement of them says what
+        it costs besides passes, except of a large model."""
         with self._ready():
-            return cost_plan(self.subject, self._plan(self.measures))
+            plan = cost_plan(self.subject, self._plan(self.measures))
+        n = min(LEAST, self.probe.n // 2)
+        if n < 2 or weight_bytes(self.model) > SMALL:
+            return plan
+        pilot = self.reduced(n, max(2, n // 4))
+        try:
+            seconds = pilot.take().seconds
+        except (RichterError, RuntimeError):  # too few examples for this model
+            return plan
+        return replace(plan, other_seconds=max(0.0, seconds - pilot.passes() * plan.pass_seconds * n / self.probe.n))
+
+    @property
+    def pass_seconds(self) -> float:
+        """Seconds of a forward-backward pass of the probe, timed after ``take``."""
+        with quiet(self.model, self.mode, self.seed):
+            return evaluate.pass_seconds(self.subject)
 
     @contextlib.contextmanager
     def _ready(self) -> Iterator[None]:
@@ -126,6 +147,17 @@ class Measurement:
             if self.subject.renew():
                 self.plans.clear()
             yield
+
+    def passes(self, only: Collection[str] | None = None) -> float:
+        """Count the forward-backward passes of the probe that ``take`` makes, at the last measurement's model."""
+        return evaluate.passes(self.subject, self._plan([m for m in self.measures if only is None or m.name in only]))
+
+    def reduced(self, examples: int, kernel_examples: int) -> Measurement:
+        """Return the same measurement on some examples of its probe, class-balanced."""
+        s = self.subject
+        return Measurement(self.model, self.probe.part(examples, kernel_examples), self.measures, initial=s.initial,
+                           cotangents=self.cotangents, layers=self.layers, memory=s.allowed, output=s.output, mode=self.mode,
+                           seed=self.seed, errors=s.errors)
 
     def _plan(self, measures: Sequence[Measure]) -> Plan:
         """The plan of these measures, made once for an architecture."""
@@ -166,22 +198,32 @@ def plan(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | Non
 # ------------------------------------------------------------------------------------------------------------ schedule
 # When an Observer measures, and what. ``when`` says which steps are due, and the budget what is measured there:
 #
-#     everything                    if the budget pays for it; the first call always measures everything
-#     the light set (MOVEMENT)      if the budget pays for no more; everything is then owed
-#     nothing                       otherwise: the step is put off, and everything is owed
+#     everything                if the budget pays for it
+#     the light set (LIGHT)     if the budget pays for no more; everything is then owed
+#     nothing                   otherwise: the step is put off, and everything is owed
 #
-# What is owed is measured at the first call for which the budget pays, due or not.
+# What is owed is measured at the first call for which the budget pays, due or not. All measuring, the first and the last
+# measurement included, takes at most max(free seconds, share of the wall time). Seconds that may have been spent after d steps:
+#
+#     steps unknown     max(share (t + cost), free (log(1 + d) / log(1 + D))^EARLY),  D: the step at which the share pays for more
+#     steps = N         the whole budget, in proportion to log(1 + d) / log(1 + N), and up to half of it to d / N
+#
+# Of these, everything takes at most half of what a curve of CURVE light measurements leaves, and the light set the rest, or all
+# where everything can only be paid for at the end. The seconds of a last full measurement are always kept.
 
 Due = Callable[[int], bool]
 When = SupportsIndex | Iterable[SupportsIndex] | Due  # every so many steps, these steps, or a rule
 Part = Literal["everything", "light", "nothing"]
 
 PER_DECADE = 20  # steps of every decade that are due by default
-AHEAD = 20.0  # seconds of training whose share may be spent before it is earned, where the number of steps is not known
-DECADES = 4  # of steps, over which that loan is spread
+EARLY = 1 / 3  # exponent by which free seconds are spent early
 SURE = 0.9  # part of the budget of a whole training that is counted on: its later steps may be quicker
 FEW = 8  # measurements: where the budget pays for no more, all are spread over the logarithm of the step
 RECENT = 5  # measurements from which the cost of the next one is estimated
+CURVE = 16  # light measurements for which the budget should pay before any but the last full one
+LEAST, LEAST_KERNEL = 32, 4  # examples to which a probe may be reduced (half of them, of texts), and those in kernels
+FULL = 2.0  # cost of a full measurement relative to a light one, over the ratio of their passes, until one has been made
+BATCH = 32  # examples of which a training step is taken to be, before any step is seen
 
 
 def every(k: SupportsIndex) -> Due:
@@ -249,18 +291,15 @@ def _whole(step: Any) -> int:
 
 @dataclass
 class Schedule:
-    """Chooses what is measured at a step, so that measuring takes at most ``share`` of wall time (None: no limit).
-
-    Where the number of ``steps`` of the training is known, what the whole training will earn is spread over it: most of it evenly
-    in the logarithm of the step, and up to half evenly in the step where it pays for many measurements. How long the training
-    will take is estimated from the steps so far. Where ``steps`` is not known, the share of AHEAD seconds is lent, evenly in the
-    logarithm of the step, and is paid back from what is earned later. Steps may begin again in every epoch: they are counted as
-    they come. A training that goes on at a step before ``steps`` ends there.
+    """Chooses what is measured at a step, so that measuring takes at most ``share`` of wall time (None: no limit), or ``free``
+    seconds if that is more. Steps may begin again in every epoch: they are counted as they come. A training that goes on at a
+    step before ``steps`` ends there.
     """
 
     when: When | None
     steps: int | None
     share: float | None
+    free: float  # seconds
     light: bool  # is there a light set that is less than everything?
     put_off: list[int] = field(default_factory=list)  # steps that were due and had no budget
     tried: bool = False  # to measure, once
@@ -273,6 +312,7 @@ class Schedule:
     spent: float = 0.0  # seconds
     spent_light: float = 0.0  # seconds of them on the light set
     opening: float | None = None  # seconds of the first measurement
+    guess: dict[Part, float] = field(default_factory=dict)  # seconds of a measurement, before there are any
     costs: dict[Part, deque[float]] = field(  # seconds of the last ones
         default_factory=lambda: {"everything": deque(maxlen=RECENT), "light": deque(maxlen=RECENT)})
     seen: tuple[tuple[int, float], ...] = ((0, 0.0), (0, 0.0))  # steps and seconds of training, at the last two doublings
@@ -280,10 +320,13 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.share is not None and not (isinstance(self.share, Real) and 0 < self.share <= 1):
             raise SelectionError(f"budget={self.share}: a share of wall time in (0, 1], or None for no limit.")
+        if not (isinstance(self.free, Real) and 0 <= self.free < math.inf):
+            raise SelectionError(f"free_seconds={self.free!r}: the seconds that measuring may take in a short training, a number "
+                                 f"that is not negative. For no limit at all: budget=None.")
         if self.steps is not None and not (isinstance(self.steps, Integral) and self.steps > 0):
             raise SelectionError(f"steps={self.steps!r}: the number of steps of the training, a positive number, or None if it "
                                  f"is not known.")
-        self.due = due_at(self.when, self.steps)
+        self.due: Due = due_at(self.when, self.steps)
 
     def come(self, step: int) -> None:
         """Take note of a step, at every call."""
@@ -322,10 +365,14 @@ class Schedule:
         """Take note that a measurement has ended. One that failed counts as spent, and the next is expected to take as long."""
         self.spent += seconds
         self.spent_light += seconds if part == "light" else 0.0
-        if self.opening is None and part == "everything" and succeeded:
-            self.opening = seconds
+        if self.opening is None and succeeded and (part == "everything" or self.guess):
+            self.opening = seconds  # it pays for what is loaded once
         else:
-            self.costs[part].append(seconds if succeeded else max(seconds, self._expected(part)))
+            self.costs[part].append(seconds if succeeded else max(seconds, self.expected(part)))
+
+    @property
+    def spent_full(self) -> float:
+        return self.spent - self.spent_light
 
     @property
     def taken(self) -> float:
@@ -333,40 +380,60 @@ class Schedule:
         elapsed = 0.0 if self.begun is None else time.perf_counter() - self.begun
         return self.spent / elapsed if elapsed else 0.0
 
+    def whole(self, step_seconds: float) -> float:
+        """Seconds for the whole training, as far as its length is known."""
+        earned = (self.share or 0.0) * step_seconds * self.total
+        return max(self.free, earned) if math.isfinite(earned) else self.free
+
     def _pays_for(self, part: Part) -> bool:
-        """Is there budget for this part now, and for everything once more at the end? The light set takes half of the budget at
-        most. It leaves the room of everything at the end, if there is any without it, and once there was a second measurement of
-        everything, also the room of one now."""
+        """Is there budget for this part now, and for everything once more at the end?"""
         if self.share is None:
             return True
-        cost, everything = self._expected(part), self._expected("everything")
-        room, in_all = self._room(self.share, cost)
-        known = bool(self.costs["everything"])
+        cost, everything, light = self.expected(part), self.expected("everything"), self.expected("light")
+        known = self.steps is None or bool(self.costs["everything"] or self.guess)
         # until a second one is known, half of the first is kept for the end, which is more than is expected
-        last = everything if known or self.steps is None else max(everything, (self.opening or 0.0) / 2)
-        end = self.spent + last
+        last = everything if known else max(everything, (self.opening or 0.0) / 2)
+        room, in_all = self._room(self.share, cost, last)
+        curve = CURVE * light if self.free else 0.0
         if part == "everything":
-            return self.spent + cost <= room and end + last <= in_all
-        ends = end + cost <= in_all or end - self.spent_light > in_all
-        return ends and self.spent_light + cost <= room / 2 and (not known or self.spent + cost + everything <= room)
+            most = (room - curve) / 2 if self.light and self.free else room
+            return self.spent + cost <= room and self.spent + max(cost, last) + last <= in_all and self.spent_full + cost <= most
+        ends = self.spent + cost + last <= in_all or self.spent - self.spent_light + last > in_all
+        alone = self.free > 0 and everything > (in_all - last - curve) / 2  # nothing but light measurements until the end
+        return ends and self.spent + cost <= room and (alone or self.spent_light + cost <= (room + curve) / 2)
 
-    def _expected(self, part: Part) -> float:
-        """Expected seconds of the next measurement: the median of the last ones. Before there are any: a fifth of the first one,
-        which also pays for one-time loading, and a fifth of that for the light set."""
+    def learn(self, part: Part, seconds: float) -> None:
+        """Correct the guesses by the first measurement, without its survey."""
+        ratio = self.guess["everything"] / self.guess["light"]
+        light = seconds if part == "light" else min(self.guess["light"], seconds)
+        self.guess = {"light": light, "everything": light * ratio if part == "light" else seconds}
+
+    def expected(self, part: Part) -> float:
+        """Seconds of the next measurement: the median of the last ones, of which one may have been disturbed. Until there are
+        some, what was estimated; else a fifth of the first, which pays for what is loaded once, and of that a fifth for the
+        light set."""
         if self.costs[part]:
             return statistics.median(self.costs[part])
-        return self._expected("everything") / 5 if part == "light" else (self.opening or 0.0) / 5
+        if self.guess and part == "everything":  # in proportion to what light measurements turn out to cost
+            return self.guess[part] / self.guess["light"] * self.expected("light")
+        if self.guess:
+            return self.guess[part]
+        return self.expected("everything") / 5 if part == "light" else (self.opening or 0.0) / 5
 
-    def _room(self, share: float, cost: float) -> tuple[float, float]:
-        """Seconds that may have been spent by now, if a measurement of this cost is made, and in the whole training."""
+    def _room(self, share: float, cost: float, last: float) -> tuple[float, float]:
+        """Seconds that may have been spent by now, if a measurement of this cost is made, and in the whole training, if another
+        one ends it."""
         elapsed = time.perf_counter() - (self.begun or 0.0)
-        done, total, earned = self.done, max(self.done, self.total), share * (elapsed + cost)
-        if self.steps is None:
-            lent = share * AHEAD * min(1.0, math.log10(1 + done) / DECADES)
-            return max(earned, lent), max(earned, share * AHEAD)
+        done, total = self.done, max(self.done, self.total)
         if not done:
             return 0.0, math.inf
-        in_all = SURE * (self._pace(elapsed - self.spent) * total) * share / (1 - share) if share < 1 else math.inf
+        pace = self._pace(elapsed - self.spent)
+        if self.steps is None:
+            earned, in_all = share * (elapsed + cost), max(share * (elapsed + cost + last), self.free)
+            until = self.free / share / pace if pace > 0 else math.inf  # the step at which the share pays for more
+            lent = (self.free - last) * min(1.0, math.log1p(done) / math.log1p(until)) ** EARLY if self.free else 0.0
+            return max(earned, lent), in_all
+        in_all = max(self.free, SURE * pace * total * share / (1 - share) if share < 1 else math.inf)
         evenly = max(0.0, 1 - FEW * cost / in_all) / 2 if in_all else 0.0
         return in_all * ((1 - evenly) * math.log1p(done) / math.log1p(total) + evenly * done / total), in_all
 
@@ -395,13 +462,17 @@ class Observer:
     >>> watch.frame
 
     ``when``: every so many steps, a list of steps, or a callable (``richter.log_spaced(last)``, ``richter.epochs(loader)``); left
-    out, steps are due densely at the beginning and every hundred later. The first call always measures. ``budget``: the share of
-    wall time that measuring may take (None: no limit). With ``steps=``, the number of steps of the training, most of it is spread
-    over their logarithm, because features move early. At a due step without budget for everything the light set is measured alone
-    (``richter.measures.MOVEMENT``, on which a verdict rests); without budget for that, the step is put off. The room of one
-    measurement is kept for the end: ``watch.close()`` and the end of ``with Observer(...) as watch`` measure the last step, if it
-    has not been measured (and unless memory or the device gave out). ``watch.now(step)`` measures regardless. ``watch.share`` is
-    the share that was taken.
+    out, steps are due densely at the beginning and every hundred later. The first call always measures.
+
+    All measuring, first and last included, takes at most the share ``budget`` of the wall time, or ``free_seconds`` if that is
+    more (``budget=None``: no limit). With ``steps=``, the number of steps of the training, most of it is spread over their
+    logarithm, because features move early. At a due step without budget for everything the light set is measured alone
+    (``richter.measures.LIGHT``, on which a verdict rests); without budget for that, the step is put off. If the budget does not
+    pay for a curve of light measurements and one full one, fewer examples of the probe are measured (``watch.probe``). A line at
+    the first call says so, and what a measurement costs (``announce=False``: no line). The seconds of a full measurement are kept
+    for the end: ``watch.close()``, the end of ``with Observer(...) as watch`` and ``richter.diagnose(watch)`` measure the last
+    step, if it has not been measured (and unless memory or the device gave out). ``watch.now(step)`` measures regardless.
+    ``watch.share`` is the share that was taken.
 
     ``run="runs/demo"`` keeps everything on disk as it is measured: rows, scalars, the initial weights, the feature matrices of
     layers with at most ``matrices`` inputs (whenever the step has grown by a tenth), and ``settings`` (a dataclass or mapping of
@@ -423,6 +494,7 @@ class Observer:
                  keep_features: int = 0, keep_inputs: bool | tuple[int, ...] = False,
                  when: When | None = None, steps: int | None = None, measures: Iterable[str | Measure] | None = None,
                  initial: Mapping[str, Tensor] | None = None, budget: float | None = 0.05,
+                 free_seconds: float = 5.0, announce: bool = True,
                  cotangents: Cotangents | Function | None = None, layers: Layers = None, memory: str | float = "2GiB",
                  output: Output | None = None, mode: str = "eval", seed: int = 0,
                  on_error: Literal["warn", "raise"] = "warn") -> None:
@@ -433,12 +505,14 @@ class Observer:
         self.matrices = matrices if matrices is not None else MATRICES if run is not None else 0
         self.measurement = Measurement(model, probe, measures, initial=initial, cotangents=cotangents, layers=layers,
                                        memory=memory, output=output, mode=mode, seed=seed)
-        self.model, self.probe, self.measures = self.measurement.model, probe, self.measurement.measures
+        self.model, self.measures = self.measurement.model, self.measurement.measures
+        self._given = probe
         self.keepsakes = Keepsakes(self.model, probe, keep_features, keep_inputs, layers, self.measurement.subject.memory,
                                    output) if keep_features or keep_inputs else None
-        self._light = tuple(m.name for m in self.measures if m.name in MOVEMENT)
-        self._schedule = s = Schedule(when, steps, budget, light=0 < len(self._light) < len(self.measures))
+        self._light = tuple(m.name for m in self.measures if m.name in LIGHT)
+        self._schedule = s = Schedule(when, steps, budget, free_seconds, light=0 < len(self._light) < len(self.measures))
         self.when, self.budget, self.put_off, self.on_error = s.due, s.share, s.put_off, on_error
+        self.announce = announce
         start = self.measurement.subject.initial or self.model.state_dict()
         with torch.inference_mode(False):
             self.initial = {k: v.detach().clone() for k, v in start.items() if isinstance(v, Tensor)}
@@ -457,13 +531,25 @@ class Observer:
         if run is not None:
             open_run(self, run, settings, resume, overwrite, initial is not None)
         self._record = Record(self.writer)
+        if self.writer is not None and (n := self.writer.run.about.get("examples", probe.n)) < probe.n and self.snapshots:
+            self.measurement = self.measurement.reduced(n, self.writer.run.about.get("kernel_examples", n))
         self._earlier = tuple(self.snapshots)  # of the run that is resumed, until it is clear that the model is its own
         self.measurement.subject.initial = self.initial
+
+    @property
+    def probe(self) -> Probe:
+        """The examples that are measured: those of the probe that was given, or some of them, if the budget pays for no more."""
+        return self.measurement.probe
 
     @property
     def share(self) -> float:
         """The share of wall time that went into measuring, since the first call."""
         return self._schedule.taken
+
+    @property
+    def spent(self) -> float:
+        """The seconds that went into measuring."""
+        return self._schedule.spent
 
     # ----------------------------------------------------------------------------------------------------- measuring
 
@@ -553,10 +639,17 @@ class Observer:
             raise StoreError(f"the run {self.writer.path} was closed: nothing more is measured into it. resume=True opens it.")
         # matrices are kept when the step has grown by a tenth: about 25 times in a decade, however often it is measured
         grown = self._drawn is None or step >= 1.1 * self._drawn or step < self._drawn
-        draws, start, succeeded = now or (part == "everything" and grown), time.perf_counter(), False
-        self._schedule.begin(step, part)
+        start, succeeded, snap = time.perf_counter(), False, None
+        fits = self._first and not now and self._fits
         try:
-            snap = self.measurement.take(step, self.matrices if draws else 0, self._light if part == "light" else None)
+            if fits:
+                part, snap = self._fitted(step)
+            draws = now or (part == "everything" and grown)
+            self._schedule.begin(step, part)
+            if snap is None:
+                snap = self.measurement.take(step, self.matrices if draws else 0, self._light if part == "light" else None)
+            if fits:
+                self._schedule.learn(part, self.measurement.work_seconds)
             if draws and self.keepsakes is not None:
                 snap = self._with_features(snap, self.keepsakes)
             with self._guard:
@@ -568,7 +661,66 @@ class Observer:
         finally:
             with self._guard:
                 self._schedule.pay(part, time.perf_counter() - start, succeeded)  # with writing it down
+        if fits and self.announce:
+            print(self._announcement(), file=sys.stderr)
         return snap
+
+    # ------------------------------------------------------------------------------------------------- a probe that fits
+
+    @property
+    def _fits(self) -> bool:
+        """Is the size of the probe to be chosen? Not of a small one, without a budget, or on ranks, which would choose apart."""
+        alone = not torch.distributed.is_available() or not torch.distributed.is_initialized() \
+            or torch.distributed.get_world_size() < 2
+        return (self._schedule.share is not None and self._schedule.light and self.probe.n >= 2 * self._least and alone
+                and not self._earlier)
+
+    @property
+    def _least(self) -> int:
+        """The fewest examples with enough rows of features: texts have a row for each token."""
+        y = self.probe.y
+        return LEAST // 2 if y is not None and y.dim() > 1 and not y.is_floating_point() else LEAST
+
+    def _fitted(self, step: int) -> tuple[Part, Snapshot | None]:
+        """Choose the largest part of the probe for which the budget pays: a curve of light measurements, and everything at the
+        end. Estimated from a light measurement of few examples, which is returned if they are to be all."""
+        s, given, begun, least = self._schedule, self.measurement, time.perf_counter(), self._least
+        pilot = given.reduced(least, LEAST_KERNEL)
+        snap = pilot.take(step, only=self._light)
+        if pilot.work_seconds <= s.free / 20:  # most of it may be what is loaded once
+            snap = pilot.take(step, only=self._light)
+        cost, seconds = pilot.work_seconds, pilot.pass_seconds / pilot.probe.n
+        light, full = pilot.passes(self._light), pilot.passes()
+        whole = SURE * s.whole(BATCH * seconds) - (time.perf_counter() - begun)
+        sizes, kernel = [given.probe.n], given.probe.n if given.probe.kernel_examples is None else given.probe.kernel_examples
+        while sizes[-1] // 2 >= least:
+            sizes.append(sizes[-1] // 2)
+        for n in sizes:
+            s.guess = {"light": cost + light * seconds * (n - least), "everything": 0.0}
+            s.guess["everything"] = FULL * max(1.0, full / light) * s.guess["light"]
+            if CURVE * s.guess["light"] + s.guess["everything"] <= whole:
+                break
+        if n < given.probe.n:
+            self.measurement = given.reduced(n, max(LEAST_KERNEL, min(kernel, n // 4)))
+        if self.writer is not None:
+            self.writer.describe(examples=n, kernel_examples=self.probe.kernel_examples)
+        if n == least:
+            self.measurement = pilot
+            return "light", snap
+        return ("everything" if s.guess["everything"] <= whole / 8 else "light"), None
+
+    def _announcement(self) -> str:
+        """One line: what a measurement costs, how many there may be, and how to get more or fewer."""
+        s = self._schedule
+        light, full = s.expected("light"), s.expected("everything")
+        n, given = self.probe.n, self._given.n
+        fewer = "" if n == given else (f" The probe has {given}, which cost more than the budget of a short training; "
+                                       f"{self.probe.kernel_examples} of these {n} enter kernels.")
+        number = max(1, int((s.free - full - s.spent) / light)) if light > 0 else 1
+        return (f"richter: measuring {n} examples takes about {light:.2g} s for the light set and {full:.2g} s for everything. "
+                f"The budget ({s.share:.0%} of the time, or {s.free:g} s if that is more) pays for about {number} light "
+                f"measurements and a full one at the end of a short training.{fewer} More: free_seconds=, budget=; fewer: when=; "
+                f"to hide this line: announce=False.")
 
     def _with_features(self, snap: Snapshot, keepsakes: Keepsakes) -> Snapshot:
         """Return the snapshot with the features to be stored. If reading them fails, the numbers remain."""
@@ -670,16 +822,16 @@ class Observer:
             if self.writer is not None and self._owns:
                 end.callback(self.writer.close)
             end.callback(self._finish, kind, error, trace)
-            self._measure_last(error)
+            self.catch_up(error)
 
     def close(self) -> None:
         """Measure, if the last step that was seen has not been; then finish the run on disk, if it is the Observer's own. The
         end of the process finishes it too, without measuring."""
         self.__exit__(None, None, None)
 
-    def _measure_last(self, error: BaseException | None) -> None:
-        """Measure once, if nothing was measured at the last step. After an error of the loop, a failure here is only noted, so
-        that it does not replace the error."""
+    def catch_up(self, error: BaseException | None = None) -> None:
+        """Measure everything at the last step that was seen, unless that was done or tried. After an error of the loop a failure
+        here is noted only: it must not stand in the place of the error."""
         step = self._seen
         if step is None or not self._unmeasured or not survives(error) or (self.writer is not None and self.writer.closed):
             return

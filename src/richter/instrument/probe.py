@@ -433,6 +433,20 @@ class Probe:
         """x for a model of this dtype: numbers that came without one of torch's (numpy, lists) take the model's."""
         return _each(self.x, lambda t, _: t.to(dtype) if t.is_floating_point() else t) if self._loose else self.x
 
+    def part(self, n: int, kernel_examples: int) -> Probe:
+        """Copy with ``n`` class-balanced examples, of which ``kernel_examples`` enter kernels, and as many held-out ones."""
+        if n >= self.n:
+            rows = torch.arange(self.n)
+        else:
+            rows = _balanced(self.y, n, None, self.ignore_index).sort().values if _is_classes(self.y) else torch.arange(n)
+        other = copy.copy(self)
+        held_out = None if self.held_out is None else self.held_out.part(n, kernel_examples)
+        for name, value in {"x": select(self.x, rows), "y": None if self.y is None else self.y[rows],
+                            "mask": None if self.mask is None else self.mask[rows], "n": len(rows), "held_out": held_out,
+                            "kernel_examples": kernel_examples}.items():
+            object.__setattr__(other, name, value)
+        return other
+
     def kernel_rows(self) -> Tensor:
         """Numbers of the kernel examples: all of a small probe, otherwise class-balanced and fixed."""
         if self.kernel_examples is None or self.n <= self.kernel_examples:

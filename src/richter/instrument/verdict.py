@@ -92,7 +92,8 @@ def layer_regime(r: float) -> str:
 
 class Watched(Protocol):
     """An Observer or a Run: something with measurements. It may also have ``ends`` (the first and the last of them), ``names``
-    and ``scalar(name)`` (what was logged), ``last`` (the step it has come to) and ``failures``."""
+    and ``scalar(name)`` (what was logged), ``last`` (the step it has come to), ``failures``, and ``catch_up()``, which measures
+    that step."""
 
     @property
     def snapshots(self) -> Sequence[Snapshot]: ...
@@ -202,11 +203,14 @@ def diagnose(subject: Snapshot | Watched | str | os.PathLike[str]) -> Diagnosis:
     """Read a Snapshot (measured with ``initial=``), an Observer, a Run or its folder: verdict, evidence, advice.
 
     Whether anything was learned is read from the probe's labels in the first and the last measurement, and from the scalar that
-    is the training's loss: ``loss``, ``train_loss``, ``training_loss`` or ``loss_train``, also spelt as ``train/loss``."""
+    is the training's loss: ``loss``, ``train_loss``, ``training_loss`` or ``loss_train``, also spelt as ``train/loss``. An
+    Observer whose last step was not measured in full measures it first."""
     if isinstance(subject, (str, os.PathLike)):
         from richter.runs.reader import Run
         with contextlib.closing(Run(subject)) as run:
             return diagnose(run)
+    if (catch_up := getattr(subject, "catch_up", None)) is not None:
+        catch_up()
     snapshots = [subject] if isinstance(subject, Snapshot) else getattr(subject, "ends", None)  # of a Run: others are not read
     if snapshots is None and (snapshots := getattr(subject, "snapshots", None)) is None:
         raise SelectionError(f"diagnose takes a Snapshot, an Observer, a Run or the folder of one, not {type(subject).__name__}.")

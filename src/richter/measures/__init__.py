@@ -21,6 +21,7 @@ names, get, add = CATALOGUE.names, CATALOGUE.get, CATALOGUE.add
 
 MOVEMENT = ("linearisation_gap", "magnitude", "feature_change_cka", "function_change",
             "probe_loss", "probe_accuracy", "output_spread", "output_rms")  # cheap; the verdict is based on these
+LIGHT = (*MOVEMENT, "weight_change")  # what an Observer measures most often
 DEFAULT = ("nfc", "cnfc", "c_uc_ratio", "weight_change", "function_change", "tangent_alignment", "tangent_cka",
            "linearisation_gap", "magnitude", "feature_change_cka", "probe_loss", "probe_accuracy", "output_spread", "output_rms")
 

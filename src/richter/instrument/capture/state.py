@@ -224,10 +224,10 @@ def pick(returned: Any, output: Output | None = None) -> Tensor:
                          f"Say which tensor is its output: output=lambda out: ....")
 
 
-def outputs_of(model: nn.Module, x: Inputs, output: Output | None = None) -> Tensor:
-    """Outputs of some examples, without a graph. Call it inside ``quiet``."""
+def outputs_of(model: nn.Module, x: Inputs, output: Output | None = None, graph: bool = False) -> Tensor:
+    """Outputs of some examples, by default without a graph. Call it inside ``quiet``."""
     args, kwargs = arguments(model, x)
-    with torch.no_grad():
+    with torch.set_grad_enabled(graph):
         return pick(model(*args, **kwargs), output)
 
 

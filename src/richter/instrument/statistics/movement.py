@@ -542,7 +542,7 @@ class Linearisation(PairGathering):
 
 # ---------------------------------------------------------------------------------------------------- what layers read
 
-FEWEST_ROWS, MOST_TOKENS = 64, 2048  # rows of features that are compared
+FEWEST_ROWS, MOST_TOKENS = 32, 2048  # rows of features that are compared
 TOO_FEW = (f"fewer than {FEWEST_ROWS} rows to compare (examples, or real tokens where each has an output): give a larger probe")
 NO_ROOM = f"memory= has no room for {FEWEST_ROWS} rows of what the layers read; give more"
 NOTHING_READ = ("no hidden layer reads as much of every example, or all that is read is constant, so there are no features to "
