@@ -26,7 +26,6 @@ from richter.models import mlp
 from richter.tasks import digits, mnist_5k, shakespeare
 
 CONTEXT = 32
-DEBUG = 1
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,6 @@ def run(name: str, t: Training, steps: int) -> None:
         watch(step, loss=loss)
     diagnosis = richter.diagnose(watch)
     seconds, spent = time.process_time() - begun, watch.spent
-    if DEBUG: print(diagnosis, [s.step for s in watch.snapshots], watch.failures, [(str(s.get("magnitude"))) for s in watch.snapshots][:3])
     points = sum(map(math.isfinite, watch.curve("magnitude")[1]))
     print(f"| {name}, {steps:,} steps | {seconds - spent:.1f} | {spent:.1f} | {watch.probe.n} | {points} | "
           f"{sum('nfc' in s.measures for s in watch.snapshots)} | {diagnosis.word}, step {diagnosis.step:,} |", flush=True)

@@ -10,6 +10,7 @@ import numpy as np
 
 from richter.core import Failure, Labels, Mark, Row
 from richter.instrument.snapshot import Snapshot
+from richter.instrument.verdict import Diagnosis
 from richter.runs import Run, Series, create
 
 TEN = Labels(256, 10, 0.1)  # chance .1, noise .01875: five of it are .09375
@@ -31,6 +32,7 @@ def snapshot(step: int, numbers: dict[str, float], layers: dict[str, tuple[float
 
 
 STILL, MOVED = dict.fromkeys("acz", (0.0, 0.0)), {"a": (1.2, 0.5), "c": (0.3, 0.3), "z": (45.0, 0.9)}
+NEARBY = {"a": (0.1, 0.1), "c": (0.05, 0.1), "z": (45.0, 0.9)}  # of a lazy training
 
 
 class Training:
@@ -41,7 +43,8 @@ class Training:
                  loss: list[float] | None = None, reached: int | None = None, failures: tuple[Failure, ...] = ()) -> None:
         given = {**GOOD, **(now or {})}
         self.snapshots = [snapshot(0, {**START, **(start or {})}, STILL, labels),
-                          snapshot(step, given, MOVED if layers is None else layers, labels, error)]
+                          snapshot(step, given, layers if layers is not None else NEARBY if given["linearisation_gap"] < 0.1
+                                   else MOVED, labels, error)]
         self.loss, self.failures, self.last = loss, list(failures), reached
         self.scalar_names = [] if loss is None else ["loss"]
 
@@ -58,3 +61,16 @@ class Training:
             for step, loss in enumerate(self.loss or []):
                 writer.scalars(step, loss=loss)
         return Run(path)
+
+
+def assert_consistent(found: Diagnosis) -> None:
+    """The word, the sign of the magnitude and the words of the layers agree."""
+    learned = any(v.verdict in ("rich", "probably rich") for v in found.layers)
+    if found.word in ("rich", "amplified"):
+        assert found.magnitude is not None
+        assert found.magnitude.value >= 0, str(found)
+    if found.word == "rich":
+        assert learned, str(found)
+    if found.word in ("lazy", "probably lazy"):
+        assert not learned, str(found)
+        assert found.magnitude is None or found.magnitude.value < 0, str(found)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import richter
 import richter.instrument.observe
-from observing import mlp, probe
+from observing import examples, mlp, probe
 from richter.core import Row, SelectionError
 from richter.instrument.evaluate import RichterWarning
 
@@ -287,7 +287,9 @@ LENGTHS = [("ViT", 60), ("ResNet-10", 200), ("GPT-2", 300), ("CNN", 250), ("MLP"
 def snippet(monkeypatch: pytest.MonkeyPatch, price: Price, length: int, **options: Any) -> tuple[richter.Observer, float]:
     """The README's loop with 256 examples, by a clock that measuring and training move; and the wall time that passed."""
     clock = Clock()
-    watch = richter.Observer(mlp(), probe(256), **options)
+    x, y = examples(256)
+    tokens = price is PRICES["GPT-2"]  # texts have rows enough in fewer examples
+    watch = richter.Observer(mlp(), richter.Probe(x, y[:, None].expand(256, 4) if tokens else y), **options)
     new: list[Any] = []
 
     def take(self: Any, step: int, matrices: int = 0, only: Any = None) -> richter.Snapshot:

@@ -14,13 +14,14 @@ import pytest
 import torch
 
 import richter
-from judged import LOG, MOVED, START, STILL, TEN, Training, snapshot
+from judged import LOG, MOVED, START, STILL, TEN, Training, assert_consistent, snapshot
 from richter.core import Failure, Labels, Mark, Row, SelectionError, StoreError
-from richter.core.values import FEW_BATCHES, MOVED_BUFFERS, NO_DATA, NO_HIDDEN
+from richter.core.values import FEW_BATCHES, MOVED_BUFFERS, NO_DATA, NO_HIDDEN, REFERENCE_COPY, ZERO_START
 from richter.instrument.snapshot import Snapshot
 from richter.instrument.training import Margin, loss_name, summary
 from richter.instrument.verdict import diagnose, layer_regime, regime, regime_margin
 from richter.models import mlp
+from richter.runs import Series
 
 
 def word(**given: Any) -> str:
@@ -53,9 +54,9 @@ def test_how_many_features_is_said_and_is_no_praise() -> None:
 
 @pytest.mark.parametrize(("G", "F", "verdict"), [
     (0.049, 0.019, "lazy"), (0.05, 0.019, "probably lazy"), (0.049, 0.02, "probably lazy"), (0.099, 0.049, "probably lazy"),
-    (0.1, 0.049, "uncertain"), (0.099, 0.05, "uncertain"), (0.29, 0.049, "uncertain"), (0.3, 0.049, "amplified"),
-    (0.3, 0.05, "uncertain"), (0.99, 0.0, "amplified"), (0.1, 0.15, "rich"), (0.099, 0.15, "uncertain"),
-    (0.1, 0.149, "uncertain"), (0.99, 0.9, "rich"), (0.0, -0.01, "lazy"), (0.02, 0.5, "uncertain")])
+    (0.1, 0.049, "uncertain"), (0.099, 0.05, "uncertain"), (0.49, 0.049, "uncertain"), (0.5, 0.049, "amplified"),
+    (0.5, 0.05, "uncertain"), (0.99, 0.0, "amplified"), (0.5, 0.1, "rich"), (0.49, 0.9, "uncertain"),
+    (0.5, 0.099, "uncertain"), (0.99, 0.9, "rich"), (0.0, -0.01, "lazy"), (0.02, 0.5, "uncertain")])
 def test_the_bands(G: float, F: float, verdict: str) -> None:
     found = diagnose(Training({"linearisation_gap": G, "feature_change_cka": F}))
     assert (found.word, regime(G, F)) == (verdict, verdict)
@@ -89,21 +90,24 @@ def test_the_layers_of_a_training_that_failed_are_not_called_rich(now: dict[str,
 
 
 def test_the_margin_is_to_the_nearest_edge_that_changes_the_word() -> None:
-    assert regime_margin(0.7, 0.16) == Margin("feature_change_cka", 0.16, 0.15, "uncertain")
-    assert regime_margin(0.11, 0.9) == Margin("linearisation_gap", 0.11, 0.1, "uncertain")
-    near = regime_margin(0.12, 0.2, 0.001, 0.02)  # in standard errors F is nearer
-    assert (near.number, near.edge, near.error) == ("feature_change_cka", 0.15, 0.02)
+    assert regime_margin(0.7, 0.11) == Margin("feature_change_cka", 0.11, 0.1, "uncertain")
+    assert regime_margin(0.51, 0.9) == Margin("linearisation_gap", 0.51, 0.5, "uncertain")
+    near = regime_margin(0.52, 0.15, 0.001, 0.02)  # in standard errors F is nearer
+    assert near is not None
+    assert (near.number, near.edge, near.error) == ("feature_change_cka", 0.1, 0.02)
     assert near.distance == pytest.approx(0.05)
     assert near.errors == pytest.approx(2.5)
-    assert str(near) == ("the verdict would be uncertain if feature_change_cka (0.2) fell below 0.15, 2.5 standard errors "
+    assert str(near) == ("the verdict would become 'uncertain' if feature_change_cka (0.15) fell below 0.1, 2.5 standard errors "
                          "away")
-    assert regime_margin(0.01, 0.001).other == "probably lazy"
-    assert str(regime_margin(0.04, 0.0)) == "the verdict would be probably lazy if linearisation_gap (0.04) rose to 0.05"
+    assert str(regime_margin(0.04, 0.0)) == "the verdict would become 'probably lazy' if linearisation_gap (0.04) rose to 0.05"
+    margin = regime_margin(0.2, 0.01, changes=[0.7])  # a layer learned features: not lazy, whatever G is
+    assert margin is not None
+    assert margin.other == "amplified"
 
 
 def test_what_noise_may_have_made_is_said() -> None:
-    assert any("within two standard errors of 0.15: it may as well be uncertain" in r
-               for r in diagnose(Training({"feature_change_cka": 0.16})).remarks)
+    assert any("within two standard errors of 0.1: it may as well be uncertain" in r
+               for r in diagnose(Training({"feature_change_cka": 0.11})).remarks)
     assert not any("standard errors" in r for r in diagnose(Training()).remarks)
 
 
@@ -113,13 +117,85 @@ def test_the_magnitude_heads_what_did_not_fail() -> None:
     assert str(found.magnitude) == "0.368(10)"
     assert (found.magnitude.step, found.magnitude.bound) == (100, False)
     assert str(found).startswith("Magnitude: 0.368(10)\nVerdict: rich. ")
-    assert "measured at step 100; the verdict would be uncertain if feature_change_cka (0.4) fell below 0.15" in str(found)
+    assert "measured at step 100; the verdict would become 'uncertain' if linearisation_gap (0.7) fell below 0.5" in str(found)
     far = Training({"linearisation_gap": 1e-5, "feature_change_cka": 0.0, "magnitude": -3.0})
     last = far.snapshots[-1]
     far.snapshots[-1] = replace(last, rows=tuple(
         replace(r, mark=Mark.BOUND, error=math.nan) if r.measure == "magnitude" else r for r in last.rows))
     assert str(diagnose(far).magnitude) == "at most -3"
     assert diagnose(Training({"probe_loss": LOG, "probe_accuracy": 0.1})).magnitude is None
+
+
+# ------------------------------------------------------------- one rule for the word, the magnitude's sign and the layers
+
+@pytest.mark.parametrize("G", [0.01, 0.07, 0.2, 0.43, 0.5, 0.6, 0.95])
+@pytest.mark.parametrize("F", [0.0, 0.03, 0.07, 0.12, 0.6])
+@pytest.mark.parametrize("r", [0.01, 0.3, 0.49, 0.5, 1.2])
+def test_no_word_contradicts_the_magnitude_or_the_layers(G: float, F: float, r: float) -> None:
+    """A ResNet was "rich" with a magnitude of -0.94, and no rich layer."""
+    found = diagnose(Training({"linearisation_gap": G, "feature_change_cka": F, "magnitude": math.log10(G / (1 - G))},
+                              layers={"a": (r, 0.5), "c": (0.02, 0.3), "z": (45.0, 0.9)}))
+    assert_consistent(found)
+    assert (found.word == "rich") is (G >= 0.5 and F >= 0.1 and r >= 0.5)
+    assert ("Layers that learned features: a." in found.verdict) is (found.word == "rich")
+
+
+# ---------------------------------------------------------------------------------------------------- what the user knows
+
+def with_notes(t: Training, **notes: str) -> Training:
+    t.snapshots = [replace(s, notes=notes) for s in t.snapshots]
+    return t
+
+
+def test_zero_initialised_branches_are_named_and_are_no_rich_layers() -> None:
+    t = with_notes(Training({"linearisation_gap": 0.01, "feature_change_cka": 0.0, "magnitude": -2.0},
+                       layers={"a": (0.1, 0.1), "c": (7.0, 1.0), "z": (45.0, 0.9)}), c=ZERO_START, bn2=ZERO_START, z=ZERO_START)
+    found = diagnose(t)
+    assert found.word == "lazy"
+    assert [v.verdict for v in found.layers] == ["lazy", "zero start", "read-out"]
+    remark = next(r for r in found.remarks if r.startswith("zero-initialised branches"))
+    assert "c, bn2 began at zero (2 in all)" in remark
+
+
+def test_a_reference_copy_is_not_advised_to_train() -> None:
+    t = with_notes(Training({"linearisation_gap": 0.01, "feature_change_cka": 0.0, "magnitude": -2.0},
+                       layers={"a": (0.1, 0.1), "ref": (0.0, 0.0), "z": (45.0, 0.9)}), ref=f"{REFERENCE_COPY} a")
+    found = diagnose(t)
+    assert [v.verdict for v in found.layers] == ["lazy", "reference", "read-out"]
+    assert "train too" not in " ".join(found.advice)
+    assert not any(r.startswith("frozen") for r in found.remarks)
+    assert any(r.startswith("reference copy: ref") for r in found.remarks)
+
+
+def test_a_user_says_whether_the_model_was_pretrained() -> None:
+    for known in (None, True, False):
+        t = Training({"linearisation_gap": 0.01, "feature_change_cka": 0.0, "magnitude": -2.0})
+        t.pretrained = known  # type: ignore[attr-defined]
+        found = diagnose(t)
+        assert any("whether the network was pretrained" in u for u in found.unknown) is (known is None)
+        assert ("pretrained" in " ".join(found.advice)) is (known is None)
+        assert ("relative to the given start" in found.verdict) is (known is True)
+
+
+def test_what_held_out_examples_do_not_show_is_memorised() -> None:
+    t = Training({"held_out_accuracy": 0.12, "probe_accuracy": 0.84})
+    found = diagnose(t)
+    assert found.word == "memorised"
+    assert "accuracy on the probe 0.84, accuracy on the held-out examples of the probe 0.12, guessing 0.1" in found.verdict
+    assert "By its numbers it is rich" in found.verdict
+    assert (found.margin.other, found.magnitude is not None) == ("rich", True)  # type: ignore[union-attr]
+    assert not any("memorised" in u for u in found.unknown)
+    assert diagnose(Training({"held_out_accuracy": 0.5, "probe_accuracy": 0.84})).word == "rich"
+
+
+@pytest.mark.parametrize(("name", "values", "expected"), [
+    ("test_accuracy", [0.1, 0.12], "memorised"), ("val/acc", [10.0, 12.0], "memorised"), ("test_acc", [0.1, 0.7], "rich"),
+    ("train_accuracy", [0.1, 0.12], "rich")])
+def test_a_logged_test_accuracy_says_so_too(name: str, values: list[float], expected: str) -> None:
+    t = Training()
+    t.scalar_names = [name]
+    t.scalars = lambda _: Series(np.arange(2), np.array(values), np.full(2, math.nan))  # type: ignore[method-assign]
+    assert diagnose(t).word == expected
 
 
 # --------------------------------------------------------------------------------------------------------------- failures
@@ -606,8 +682,8 @@ def test_it_is_told_to_machines() -> None:
     assert record["word"] == "rich"
     assert record["step"] == 100
     assert record["magnitude"] == {"value": pytest.approx(0.368, abs=1e-3), "error": 0.01, "bound": False, "text": "0.368(10)"}
-    assert record["margin"]["number"] == "feature_change_cka"
-    assert record["margin"]["errors"] == pytest.approx(25)
+    assert record["margin"]["number"] == "linearisation_gap"
+    assert record["margin"]["errors"] == pytest.approx(20)
     assert record["layers"]["c"]["verdict"] == "uncertain"
     assert {"remarks", "unknown", "evidence", "advice"} <= set(record)
 
@@ -615,7 +691,7 @@ def test_it_is_told_to_machines() -> None:
 def test_it_is_printed_whole() -> None:
     text = str(diagnose(Training({"feature_change_cka": 0.16}, {"probe_accuracy": 0.5}, reached=120)))
     for part in ("Verdict: rich, relative to the given start. The network no longer behaves like", "Remark: fine-tuning",
-                 "Cannot tell whether", "measured at step 100; the verdict would be ", "Advice: ", "Magnitude: 0.368(10)",
+                 "Cannot tell whether", "measured at step 100; the verdict would become ", "Advice: ", "Magnitude: 0.368(10)",
                  "Evidence: accuracy on the probe: 0.5 -> 0.95 (guessing: 0.1)"):
         assert part in text
 

@@ -11,12 +11,16 @@ import pytest
 import torch
 from torch import nn
 
+from judged import assert_consistent
 from richter.core import Row
 from richter.experiments import Task
 from richter.experiments.doctor import basics, cases, judging, networks, trainings, truth
 from richter.experiments.doctor.cases import TrainingCase
 from richter.experiments.frame import Results
+from richter.instrument.observe import Observer
+from richter.instrument.probe import Probe
 from richter.instrument.snapshot import Snapshot
+from richter.instrument.verdict import diagnose
 from richter.models import mlp
 from richter.runs import create
 
@@ -162,8 +166,8 @@ def test_nineteen_settings_and_rules_that_change_no_training() -> None:
     s, scaled, tasks_of = basics.EXPERIMENT.paper, judging.in_scale_series, basics.EXPERIMENT.tasks
     tasks = tasks_of(s)
     assert len({t.name for t in tasks if t.network == "MLP" and not scaled(t)}) == 19
-    assert all(len({t.name for t in tasks if t.network == n and not scaled(t)}) == 5 for n in ("CNN", "GPT"))
-    assert all(sum(scaled(t) for t in tasks if t.network == n and t.seed == 100) == 7 for n in networks.NETWORKS)
+    assert all(len({t.name for t in tasks if t.network == n and not scaled(t)}) == 5 for n in cases.CASES if n != "MLP")
+    assert all(sum(scaled(t) for t in tasks if t.network == n and t.seed == 100) == 7 for n in s.scaled)
     assert tasks_of(dataclasses.replace(s, rule="gap", number="accuracy")) == tasks  # so that controls cost nothing
     assert {t.case.width for t in tasks} == {1.0, 8.0}
     assert all(t.case.lr > 0 for t in tasks)
@@ -183,3 +187,24 @@ def test_a_training_is_judged(tmp_path: Path, name: str, word: str | None) -> No
         assert arrays["D"] < 1e-5  # type: ignore[operator]
         assert abs(arrays["gain"]) < 1e-9  # type: ignore[arg-type]
         assert arrays["gap"] < 1e-5  # type: ignore[operator]
+
+
+# ------------------------------------------------------------------------------------------- verdicts that agree with themselves
+
+@pytest.mark.parametrize(("network", "name"), [(network, name) for network, named in cases.CASES.items() for name in named])
+@pytest.mark.filterwarnings("ignore::richter.RichterWarning")
+def test_no_verdict_contradicts_its_own_layers(network: str, name: str) -> None:
+    """Every case of the experiment, with few steps."""
+    settings = trainings.DoctorSettings(wide=320)
+    setup, case = networks.NETWORKS[network], trainings.with_defaults(cases.CASES[network][name], network, settings)
+    body, data = trainings.network_and_data(case, setup, setup.data(7), 7, 2)
+    model = networks.ScaledNetwork(body, case.alpha) if case.alpha else body
+    steps = networks.batches((data.x, data.y), 2, 64, torch.Generator().manual_seed(7))[:24 if case.epochs else 0]
+    probe = Probe(data.x[:64], data.y[:64], chunk=64)
+    with Observer(model, probe, measures=trainings.MEASURES, when=[0], budget=None) as watch:
+        watch(0)
+        trainings.trained(model, case, steps, watch)
+    found = diagnose(watch)
+    assert_consistent(found)
+    assert (found.word == "untrained") is (name == "untrained")
+    assert name != "diverged" or found.word == "diverged"

@@ -369,6 +369,8 @@ ASSUMED_LOSS = "squared error: whether it is the training's loss is not known"  
 NO_DATA, FEW_BATCHES = "of its norms have seen no data", "of its norms have seen few batches"
 NO_HIDDEN = "no hidden layer: every linear map reads the model's input"  # note of a missing feature change
 NO_MAP = "used, but not as a linear map that Richter knows"  # note of a weight
+ZERO_START = "zero-initialised: its weights began at zero"  # note of a module
+REFERENCE_COPY = "frozen reference copy: its weights are the initial ones of"  # note of a module
 MOVED_BUFFERS = "buffers moved besides the weights"  # note of a comparison with the initial network
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from richter.core import WHOLE, Mark, MemoryBudgetError, Remark, RichterError, RichterWarning, Row, show_bytes
-from richter.core.values import SMALL, table
+from richter.core.values import REFERENCE_COPY, SMALL, ZERO_START, table
 from richter.instrument.capture import count, outputs_of, select, to_device, weight_bytes
 from richter.instrument.cotangents import Cotangents
 from richter.instrument.statistics.frame import (
@@ -360,8 +360,12 @@ class Evaluation:
         self.notes.update({k: remark.text for k, remark in notes.items() if subject.layers is None or k in subject.selected([k])})
         self.notes.update(subject.remarks)
         frozen = {name.rpartition(".")[0] for name, p in subject.model.named_parameters() if not p.requires_grad}
+        copies = _copies(subject)
         for name in subject.selected(sorted(frozen - {u.module for u in subject.units})):
-            self.notes[name] = "frozen (requires_grad=False): it has no tangent kernel and its weights do not move"
+            self.notes[name] = (f"{REFERENCE_COPY} {copies[name]}" if name in copies else
+                                "frozen (requires_grad=False): it has no tangent kernel and its weights do not move")
+        for name in subject.selected(_began_at_zero(subject)):
+            self.notes.setdefault(name, ZERO_START)
         blind = [remark.text for remark in notes.values() if remark.mark is Mark.REFUSED]
         if blind:
             warnings.warn(blind[0] + (f" ({len(blind)} layers in all.)" if len(blind) > 1 else ""), RichterWarning, stacklevel=5)
@@ -376,6 +380,28 @@ def _values(p: MeasurePlan, known: Mapping[Key, Any]) -> list[Any] | Missing:
 def _symmetric(M: Tensor) -> Tensor:
     """Make a matrix that is symmetric up to rounding symmetric to the last bit, because half of it is kept."""
     return (M + M.T) / 2 if M.shape[0] == M.shape[-1] and (M - M.T).norm() <= 1e-5 * M.norm() else M
+
+
+def _copies(subject: Subject) -> dict[str, str]:
+    """Frozen modules whose weight is the initial one of a module that trains, and the names of these."""
+    initial = subject.initial or {}
+    trains = {name: initial[name] for name, p in subject.model.named_parameters()
+              if p.requires_grad and p.dim() > 1 and name in initial}
+    found: dict[str, str] = {}
+    for name, p in subject.model.named_parameters():
+        if not p.requires_grad and p.dim() > 1 and bool(p.any()):
+            other = next((k for k, W in trains.items() if W.shape == p.shape and torch.equal(W, p.detach().to(W))), None)
+            if other is not None:
+                found[name.rpartition(".")[0]] = other.rpartition(".")[0]
+    return found
+
+
+def _began_at_zero(subject: Subject) -> list[str]:
+    """Modules that train and whose weight (not a bias) began at zero: they close a residual branch, or are a zero read-out."""
+    initial = subject.initial or {}
+    names = [name for name, p in subject.model.named_parameters()
+             if p.requires_grad and name in initial and name.rpartition(".")[2] in ("weight", "gamma")]
+    return [name.rpartition(".")[0] for name in names if not bool(initial[name].any())]
 
 
 # -------------------------------------------------------------------------------------------------------------- errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import html
 import math
 import operator
@@ -19,12 +20,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from richter.core import WHOLE, CaptureError, Failure, RichterError, SelectionError, StoreError, parse_bytes, unknown
 from richter.core.values import SMALL
 from richter.instrument import evaluate
-from richter.instrument.capture import Output, quiet, unwrap, weight_bytes
+from richter.instrument.capture import Output, device_of, outputs_of, quiet, to_device, unwrap, weight_bytes
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents
 from richter.instrument.evaluate import CostPlan, Evaluation, Plan, cost_plan
 from richter.instrument.keepsakes import Keepsakes
@@ -65,6 +68,8 @@ class Measurement:
         self.work_seconds = math.nan  # of the last measurement, without survey and plan
         if not isinstance(probe, Probe):
             raise SelectionError(f"measure(model, probe): probe is a {type(probe).__name__}; make one with richter.Probe(x, y).")
+        if measures is None and probe.held_out is not None and probe.held_out.y is not None:
+            self.measures = [*self.measures, *resolve(["held_out_accuracy"])]
         chosen = [layers] if isinstance(layers, str) else layers
         if chosen is not None and not callable(chosen) and not (isinstance(chosen, (list, tuple, set))
                                                                 and all(isinstance(k, str) for k in chosen)):
@@ -449,6 +454,7 @@ class Schedule:
 
 # ------------------------------------------------------------------------------------------------------------- observe
 
+POWER_STEPS = 20  # products with the Hessian for the largest stable learning rate
 MATRICES = 256  # inputs; feature matrices of larger layers are not kept in a run unless asked for
 
 
@@ -480,7 +486,8 @@ class Observer:
     steps and runs are compared (``richter compare``); ``keep_inputs``: small pictures of these (of this shape, where inputs are
     flat). After a crash ``resume=True`` goes on with the run and its initial weights. If there is such a run already, the new one
     is ``runs/demo-2``, with a line that says so; ``overwrite=True`` deletes the earlier one. Of several ranks the first writes.
-    Everything else is as in ``richter.measure``.
+    ``pretrained``: whether the model was trained before, for the verdict (None: not known). Everything else is as in
+    ``richter.measure``.
 
     A failure does not end the training (``on_error="warn"``): weights that are NaN, a full disk, no memory, or an error of the
     model on the probe is kept in ``watch.failures`` and in the run, with one warning for each reason, and measuring is tried
@@ -494,7 +501,7 @@ class Observer:
                  keep_features: int = 0, keep_inputs: bool | tuple[int, ...] = False,
                  when: When | None = None, steps: int | None = None, measures: Iterable[str | Measure] | None = None,
                  initial: Mapping[str, Tensor] | None = None, budget: float | None = 0.05,
-                 free_seconds: float = 5.0, announce: bool = True,
+                 free_seconds: float = 5.0, announce: bool = True, pretrained: bool | None = None,
                  cotangents: Cotangents | Function | None = None, layers: Layers = None, memory: str | float = "2GiB",
                  output: Output | None = None, mode: str = "eval", seed: int = 0,
                  on_error: Literal["warn", "raise"] = "warn") -> None:
@@ -512,7 +519,7 @@ class Observer:
         self._light = tuple(m.name for m in self.measures if m.name in LIGHT)
         self._schedule = s = Schedule(when, steps, budget, free_seconds, light=0 < len(self._light) < len(self.measures))
         self.when, self.budget, self.put_off, self.on_error = s.due, s.share, s.put_off, on_error
-        self.announce = announce
+        self.announce, self.pretrained = announce, pretrained
         start = self.measurement.subject.initial or self.model.state_dict()
         with torch.inference_mode(False):
             self.initial = {k: v.detach().clone() for k, v in start.items() if isinstance(v, Tensor)}
@@ -810,6 +817,40 @@ class Observer:
         """Return one line and the last numbers."""
         last = f'<div style="max-height:24em;overflow:auto">{self.snapshots[-1]._repr_html_()}</div>' if self.snapshots else ""
         return f"<p>{html.escape(repr(self))}</p>{last}"
+
+    def stable_rate(self) -> float | None:
+        """Return the largest learning rate at which gradient descent on the probe is stable at the initial weights: 2 over the
+        largest eigenvalue of the Hessian, by power iteration. None if the loss cannot be differentiated twice."""
+        x, y = self.probe.x, self.probe.y
+        if y is None:
+            return None
+        model = copy.deepcopy(self.model).eval()
+        model.load_state_dict(self.initial, strict=False)
+        weights = [p for p in model.parameters() if p.requires_grad]
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
+                f = outputs_of(model, to_device(x, device_of(model)), self.measurement.subject.output, graph=True)
+                loss = self.probe.loss
+                if loss is None:
+                    loss = F.mse_loss if y.is_floating_point() else F.cross_entropy
+                ids = not y.is_floating_point() and self.probe.loss is None
+                value = loss(f.flatten(0, -2), y.flatten().to(f.device)) if ids else loss(f, y.to(f.device))
+                gradient = torch.autograd.grad(value.mean(), weights, create_graph=True, allow_unused=True)
+                used = [(g, p) for g, p in zip(gradient, weights, strict=True) if g is not None and g.requires_grad]
+                draw = torch.Generator().manual_seed(0)
+                v = [torch.randn(p.shape, generator=draw).to(p) for _, p in used]
+                top = 0.0
+                for _ in range(POWER_STEPS):
+                    size = math.sqrt(sum(float(t.square().sum()) for t in v))
+                    v = [t / size for t in v]
+                    product = sum((g * t).sum() for (g, _), t in zip(used, v, strict=True))
+                    assert isinstance(product, Tensor)
+                    after = torch.autograd.grad(product, [p for _, p in used], retain_graph=True, allow_unused=True)
+                    v = [torch.zeros_like(t) if a is None else a for a, t in zip(after, v, strict=True)]
+                    top = math.sqrt(sum(float(t.square().sum()) for t in v))
+        except (RuntimeError, ValueError, TypeError):
+            return None
+        return 2 / top if top > 0 and math.isfinite(top) else None
 
     # -------------------------------------------------------------------------------------------------------- ending
 

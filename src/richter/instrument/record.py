@@ -333,7 +333,8 @@ def _opened(watch: Observer, run: str | os.PathLike[str] | Writer, settings: Any
             if kept is None:
                 writer.keep_state(lambda path: save_file({k: v.contiguous() for k, v in watch.initial.items()}, path))
             writer.describe(model=type(watch.model).__name__, parameters=sum(p.numel() for p in watch.model.parameters()),
-                            examples=watch.probe.n, budget=watch.budget, measures=[m.name for m in watch.measures],
+                            examples=watch.probe.n, budget=watch.budget, pretrained=watch.pretrained,
+                            measures=[m.name for m in watch.measures],
                             cards={m.name: m.card.to_json() for m in watch.measures})
 
         if writer.begun:

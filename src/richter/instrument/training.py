@@ -39,6 +39,8 @@ from richter.instrument.snapshot import Snapshot
 # The logged loss of a training: which scalar it is, what it began with, where it is now, and whether it still falls.
 
 LOSSES = ("loss", "train_loss", "training_loss", "loss_train")  # names of scalars that are the training's loss, best first
+ACCURACIES = tuple(f"{a}_{b}" if order else f"{b}_{a}" for order in (True, False) for a in ("test", "val", "valid", "validation",
+                   "eval", "held_out") for b in ("accuracy", "acc"))  # names of scalars that are accuracies on held-out examples
 MEMORY = 1000  # values of a loss that smoothing remembers: older ones weigh less than 1e-22
 REST, SURELY = 0.1, 0.2  # a loss rests if its last quarter has at most this share of its whole fall; and with two errors more
 QUARTER = 8  # values of a loss in each of the last two quarters: with fewer it is not known whether it still falls
@@ -110,6 +112,7 @@ def _late(finite: Sequence[tuple[int, float]]) -> tuple[float, float]:
 GAP, TURN, MOVED = "linearisation_gap", "feature_change_cka", "function_change"
 RISEN, DOUBLED, FALLEN, ADVANCED, SIGMAS = 1.5, 2.0, 0.9, 0.25, 5.0
 KNOWN = 0.1  # of the loss of guessing: a network that begins with less has little left to learn
+KNOWS = 0.5  # accuracy from which on a network knows its examples, and may have memorised them
 SPREAD, VANISHED = 1e-3, 1e-6
 
 
@@ -135,7 +138,7 @@ class Margin:
     def __str__(self) -> str:
         how = "fell below" if self.value >= self.edge else "rose to"
         away = "" if self.errors is None else f", {self.errors:.2g} standard errors away"
-        return f"the verdict would be {self.other} if {self.number} ({self.value:.3g}) {how} {self.edge:g}{away}"
+        return f"the verdict would become '{self.other}' if {self.number} ({self.value:.3g}) {how} {self.edge:g}{away}"
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,9 @@ class Course:
     loss: Loss | None = None
     reached: int | None = None  # the last step that anything is known of
     lost: str = ""  # what was not finite when somebody tried to measure, after the last measurement
+    pretrained: bool | None = None  # as the user says
+    held_out: tuple[str, float] | None = None  # the accuracy on held-out examples, and its name
+    stable_rate: Callable[[], float | None] | None = None  # the largest stable learning rate at the initial weights
 
     # ------------------------------------------------------------------------------------------------------ guessing
 
@@ -217,7 +223,9 @@ class Course:
 
     @property
     def begun_trained(self) -> bool:
-        """Was the network better than guessing before it was trained?"""
+        """Was the network better than guessing before it was trained, or does the user say that it was pretrained?"""
+        if self.pretrained is not None:
+            return self.pretrained
         return self.first is not None and self.begun_at_start and value(self.first, "probe_accuracy") > self.guessed
 
     @property
@@ -225,6 +233,12 @@ class Course:
         """Was there nothing left to learn on the probe, neither for the loss nor for the accuracy?"""
         return (self.begun_trained and self.before("probe_loss") < KNOWN * self.guess
                 and self.before("probe_accuracy") + SIGMAS * self.noise >= 1)
+
+    @property
+    def memorised(self) -> bool:
+        """Does it know the probe, and held-out examples no better than by guessing?"""
+        return (self.held_out is not None and self.held_out[1] <= self.guessed
+                and self.now("probe_accuracy") > max(KNOWS, self.guessed))
 
     @property
     def large_outputs(self) -> bool:
@@ -305,8 +319,13 @@ def diverged(c: Course) -> Judgement | None:
         margin = Margin(f"probe_loss / {'max(first, log C)' if classes else 'first'}", now / first, DOUBLED, "not learning")
     if not said:
         return None
+    rate = None if c.stable_rate is None else c.stable_rate()
+    limit = "" if rate is None else (f" Gradient descent on the probe is stable up to a learning rate of about {rate:.2g} at the "
+                                     f"initial weights: 2 over the largest curvature of the mean loss. This holds for full "
+                                     f"batches without momentum (momentum m allows 1 + m times as much; Adam has another "
+                                     f"scale), and the curvature may grow later.")
     return Judgement("diverged", f"diverged: {said}", (
-        "use a smaller learning rate (a third to a tenth), a warm-up, or clip the gradients.",
+        f"use a smaller learning rate (a third to a tenth), a warm-up, or clip the gradients.{limit}",
         *((LARGE_OUTPUTS,) if c.large_outputs else ())), margin)
 
 
@@ -450,4 +469,19 @@ def course(subject: Any, snapshots: Sequence[Snapshot]) -> Course:
         series = subject.scalars(name)
         loss = summary(name, series.step.tolist(), series.value.tolist())
     begun = last.start if first is last or first.step == last.step else first
-    return Course(begun, last, loss, getattr(subject, "last", None), lost)
+    about = getattr(subject, "about", {})
+    pretrained = getattr(subject, "pretrained", about.get("pretrained") if isinstance(about, dict) else None)
+    return Course(begun, last, loss, getattr(subject, "last", None), lost,
+                  pretrained, _held_out(subject, last), getattr(subject, "stable_rate", None))
+
+
+def _held_out(subject: Any, last: Snapshot) -> tuple[str, float] | None:
+    """The accuracy on held-out examples: measured on those of the probe, or the last one that was logged."""
+    if math.isfinite(measured := value(last, "held_out_accuracy")):
+        return "accuracy on the held-out examples of the probe", measured
+    plain = {re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"): name for name in getattr(subject, "scalar_names", ())}
+    name = next((plain[k] for k in ACCURACIES if k in plain), None)
+    if name is None:
+        return None
+    values = [v for v in subject.scalars(name).value.tolist() if math.isfinite(v)]
+    return (name, values[-1] / (100 if max(values) > 1 else 1)) if values else None

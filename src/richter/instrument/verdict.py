@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from richter.core import WHOLE, Mark, Row, SelectionError
-from richter.core.values import NO_HIDDEN, NO_MAP, few_of
+from richter.core.values import NO_HIDDEN, NO_MAP, REFERENCE_COPY, ZERO_START, few_of
 from richter.instrument.snapshot import Snapshot, shown
 from richter.instrument.training import (
     ADVANCED,
@@ -40,10 +40,11 @@ LOW, HIGH = -math.inf, math.inf
 BANDS = {  # word: from where to where (without the end) G lies, and F; the first that fits
     "lazy": ((LOW, 0.05), (LOW, 0.02)),
     "probably lazy": ((LOW, 0.1), (LOW, 0.05)),
-    "amplified": ((0.3, HIGH), (LOW, 0.05)),
-    "rich": ((0.1, HIGH), (0.15, HIGH)),
+    "amplified": ((0.5, HIGH), (LOW, 0.05)),
+    "rich": ((0.5, HIGH), (0.1, HIGH)),
     "uncertain": ((LOW, HIGH), (LOW, HIGH)),
 }
+LEARNED = 0.5  # function_change from which on a layer (probably) learned features
 NEAR = "behaves like its linear approximation at initialisation"
 FAR = f"no longer {NEAR}"
 MEANINGS = {
@@ -51,34 +52,47 @@ MEANINGS = {
     "probably lazy": f"the network nearly {NEAR}, and its hidden representations hardly changed",
     "amplified": f"the network {FAR}, but its hidden representations are the initial ones: what was there grew",
     "rich": f"the network {FAR}, and its hidden representations changed",
-    "uncertain": "the numbers lie between those of lazy and of rich trainings",
+    "uncertain": "the network is between lazy and rich: it left its linear approximation at initialisation in part, or its gap, "
+                 "its features and its layers do not agree",
 }
 LAYER_BANDS = ((0.15, "lazy"), (0.5, "uncertain"), (1.0, "probably rich"))  # below so much; from the last edge on it is rich
 LAYER_WORDS = {"rich": "learned features", "probably rich": "probably learned features", "uncertain": "between lazy and rich",
                "lazy": "lazy: stayed near its initial function", "frozen": "frozen: did not move",
-               "read-out": "read-out: not judged", "unknown": "unknown"}
+               "read-out": "read-out: not judged", "zero start": "began at zero: no initial function to compare with",
+               "reference": "frozen reference copy: not judged", "unknown": "unknown"}
+GENERALISE = ("the network fits its examples without a rule that others share: train on more data, use weight decay, "
+              "augmentation or a smaller network, and look whether labels belong to their examples.")
 BESIDE = ("weight_change", "c_uc_ratio", "nfc", "cnfc")  # numbers of a layer that are evidence, and give no verdict
+MEMORISED = "the network knows the examples of the probe by heart, and held-out ones no better than by guessing"
 LINEAR = 1e-3  # the largest gap of a model without a hidden layer that may be rounding
 
 
-def regime(G: float, F: float) -> str:
-    """The word for a training with a linearisation gap G and a change of features F."""
-    return next(word for word, (g, f) in BANDS.items() if g[0] <= G < g[1] and f[0] <= F < f[1])
+def regime(G: float, F: float, changes: Sequence[float] = ()) -> str:
+    """The word for a training with a linearisation gap G, a change of features F, and these changes of its layers' functions.
+
+    G >= 1/2 is a magnitude of 0 or more. A training is rich or amplified only with such a gap, rich only if a layer learned
+    features, and lazy only if none did. So the word contradicts neither the sign of the magnitude nor the words of the layers."""
+    word = next(word for word, (g, f) in BANDS.items() if g[0] <= G < g[1] and f[0] <= F < f[1])
+    if not len(changes):
+        return word
+    learned = max(changes) >= LEARNED
+    return "uncertain" if (word == "rich" and not learned) or (word in ("lazy", "probably lazy") and learned) else word
 
 
-def regime_margin(G: float, F: float, G_error: float = math.nan, F_error: float = math.nan) -> Margin:
+def regime_margin(G: float, F: float, G_error: float = math.nan, F_error: float = math.nan,
+                  changes: Sequence[float] = ()) -> Margin | None:
     """The smallest change of one of the two numbers, the other as it is, that gives another word: in standard errors where both
-    have them, else in the numbers."""
-    word = regime(G, F)
+    have them, else in the numbers. None if no change of one number gives another word."""
+    word = regime(G, F, changes)
     margins = []
     for i, (name, number, error) in enumerate(((GAP, G, G_error), (TURN, F, F_error))):
         for edge in sorted({edge for band in BANDS.values() for edge in band[i] if math.isfinite(edge)}):
             beyond = edge if number < edge else math.nextafter(edge, LOW)
-            other = regime(beyond, F) if name == GAP else regime(G, beyond)
+            other = regime(beyond, F, changes) if name == GAP else regime(G, beyond, changes)
             if other != word:
                 margins.append(Margin(name, number, edge, other, error if math.isfinite(error) else None))
     comparable = all(m.errors is not None for m in margins)
-    return min(margins, key=lambda m: m.errors or 0.0 if comparable else m.distance)
+    return min(margins, key=lambda m: m.errors or 0.0 if comparable else m.distance, default=None)
 
 
 def layer_regime(r: float) -> str:
@@ -225,7 +239,7 @@ def diagnose(subject: Snapshot | Watched | str | os.PathLike[str]) -> Diagnosis:
     j = failure or _judgement(c, layers)
     m = c.last.get("magnitude")
     magnitude = None
-    if failure is None and j.word in BANDS and m is not None and math.isfinite(m.value):
+    if failure is None and j.word in (*BANDS, "memorised") and m is not None and math.isfinite(m.value):
         magnitude = Magnitude(m.value, m.error if math.isfinite(m.error) else None, m.mark is Mark.BOUND, c.last.step)
     return Diagnosis(j.word, j.sentence, c.last.step, magnitude, j.margin, layers, tuple(_remarks(c, layers, j)),
                      tuple(_unknown(c, j.word)), (*_evidence(c, failure), *failures), j.advice)
@@ -241,12 +255,23 @@ def _judgement(c: Course, layers: Sequence[LayerVerdict]) -> Judgement:
         return Judgement("linear", f"linear: neither lazy nor rich. The model has no hidden layer and is linear in its weights. "
                                    f"It is its own linearisation, whatever training does ({GAP} {gap.value:.2g}), and has no "
                                    f"features that it could learn.", ("to learn features, give the model a hidden layer.",))
-    word = regime(gap.value, turn.value)
-    if gap.mark is Mark.BOUND and word != regime(0.0, turn.value):  # anything below it would be as likely
+    changes = [v.evidence[MOVED] for v in layers if MOVED in v.evidence and v.verdict not in ("read-out", "zero start")]
+    word = regime(gap.value, turn.value, changes)
+    if gap.mark is Mark.BOUND and word != regime(0.0, turn.value, changes):  # anything below it would be as likely
         return Judgement("unknown", f"unknown: {GAP} is {gap.note}. Measure a copy in double precision.")
     given = ", relative to the given start" if c.begun_trained else ""
-    return Judgement(word, f"{word}{given}. {MEANINGS[word].capitalize()} ({GAP} {gap.value:.3g}, {TURN} {turn.value:.3g}).",
-                     tuple(_advice(c, word, layers)), regime_margin(gap.value, turn.value, gap.error, turn.error))
+    numbers = f"({GAP} {gap.value:.3g}, {TURN} {turn.value:.3g})"
+    margin = regime_margin(gap.value, turn.value, gap.error, turn.error, changes)
+    learned = [v.layer for v in layers if v.verdict in ("rich", "probably rich")]
+    which = f" Layers that learned features: {few_of(learned, 8)}." if word == "rich" and learned else ""
+    if c.memorised and c.held_out is not None and c.labels is not None:
+        name, accuracy = c.held_out
+        return Judgement("memorised", f"memorised{given}. {MEMORISED.capitalize()} (accuracy on the probe "
+                                      f"{c.now('probe_accuracy'):.3g}, {name} {accuracy:.3g}, guessing {c.labels.chance:.3g}). "
+                                      f"By its numbers it is {word} {numbers}.{which}",
+                         (GENERALISE,), Margin(name, accuracy, c.guessed, word))
+    return Judgement(word, f"{word}{given}. {MEANINGS[word].capitalize()} {numbers}.{which}", tuple(_advice(c, word, layers)),
+                     margin)
 
 
 def _missing(snap: Snapshot) -> str:
@@ -277,23 +302,25 @@ def _advice(c: Course, word: str, layers: Sequence[LayerVerdict]) -> list[str]:
     """Advice that fits the case: a given start has no initial scale to turn, and a frozen layer none at all."""
     large = [LARGE_OUTPUTS] if c.large_outputs else []
     if word == "rich":
-        return [*large, "nothing to turn for richness; to go lazier, scale the output up and the learning rate down."]
+        return [*large, "nothing to turn for richness: the network learns features as it is. To go lazier, scale the output up "
+                        "and the learning rate down."]
     if word == "uncertain":
         return [*large, "train longer, or measure on a larger probe, before you turn anything."]
     words = {v.verdict for v in layers}
-    if "frozen" in words and words <= {"frozen", "read-out", "unknown"}:
+    if "frozen" in words and words <= {"frozen", "read-out", "reference", "unknown"}:
         return [*large, "only the read-out was trained: to learn features, let other layers train too."]
     frozen = ["let the frozen layers train too."] if "frozen" in words else []
     if c.begun_trained:
         return [*frozen, "to learn more features than the given ones, use a larger learning rate or train longer; the initial "
                          "scale is what was given, and is not to be turned."]
-    pretrained = ("If they were pretrained (a new head on pretrained layers), leave their scale alone, and train longer or with "
+    pretrained = "" if c.pretrained is False else (
+                  " If they were pretrained (a new head on pretrained layers), leave their scale alone, and train longer or with "
                   "a larger learning rate.")
     if word == "amplified":
         return [*large, *frozen, "to turn the features, train longer; if the initial weights were random, scale them (or the "
-                                 f"output) down. {pretrained}"]
+                                 f"output) down.{pretrained}"]
     return [*frozen, "to learn features, if the initial weights were random, start smaller: scale them (or the output) down by 3 "
-                     f"to 10, and look again at the magnitude. {pretrained}"]
+                     f"to 10, and look again at the magnitude.{pretrained}"]
 
 
 def _judged(snap: Snapshot) -> list[str]:
@@ -306,10 +333,15 @@ def _layer(snap: Snapshot, name: str, sound: bool) -> LayerVerdict:
     """``sound``: the training did not fail. The numbers of one that did may be those of a rich layer, and mean nothing."""
     rows = [row for m in (MOVED, *BESIDE) if (row := snap.get(m, name)) is not None]
     numbers = {r.measure: r.value for r in rows if math.isfinite(r.value) and r.mark is not Mark.TRIVIAL}  # else no evidence
+    note = snap.notes.get(name, "")
+    if REFERENCE_COPY in note:
+        return LayerVerdict(name, "reference", {})
     if numbers.get("weight_change") == 0 and not numbers.get(MOVED):
         return LayerVerdict(name, "frozen", {"weight_change": 0.0})
     if any(r.measure == MOVED and r.mark is Mark.TRIVIAL for r in rows):
         return LayerVerdict(name, "read-out", numbers)
+    if ZERO_START in note:
+        return LayerVerdict(name, "zero start", numbers)
     return LayerVerdict(name, layer_regime(numbers.get(MOVED, math.nan)) if sound else "unknown", numbers)
 
 
@@ -323,6 +355,8 @@ def _evidence(c: Course, failure: Judgement | None) -> list[str]:
         first, now = c.before(measure), c.now(measure)
         if math.isfinite(now):
             lines.append(f"{name}: {f'{first:.3g} -> ' if math.isfinite(first) else ''}{now:.3g}{beside}")
+    if c.held_out is not None:
+        lines.append(f"{c.held_out[0]}: {c.held_out[1]:.3g}{guess}")
     if c.loss is not None and c.loss.lost is None:
         lines.append(f"{c.loss.name} as logged: {c.loss.first:.3g} -> {c.loss.smoothed:.3g} (smoothed)")
     G, F = value(last, GAP), value(last, TURN)
@@ -374,8 +408,10 @@ def _counted(last: Snapshot) -> list[str]:
 def _remarks(c: Course, layers: Sequence[LayerVerdict], j: Judgement) -> list[str]:
     remarks, margin = [], j.margin
     if c.begun_trained and c.labels is not None:
-        remarks.append(f"fine-tuning: the network was not random at the start (accuracy {c.before('probe_accuracy'):.3g}, "
-                       f"guessing {c.labels.chance:.3g}); everything is relative to the given start.")
+        how = "as you say" if c.pretrained else (f"accuracy {c.before('probe_accuracy'):.3g}, "
+                                                  f"guessing {c.labels.chance:.3g}")
+        remarks.append(f"fine-tuning: the network was not random at the start ({how}); everything is relative to the given "
+                       f"start.")
     if c.large_outputs:
         remarks.append(f"large initial outputs: the loss began at {c.before('probe_loss'):.3g}, that of guessing is "
                        f"{c.log_classes:.3g}.")
@@ -383,6 +419,15 @@ def _remarks(c: Course, layers: Sequence[LayerVerdict], j: Judgement) -> list[st
     if frozen and j.word != "untrained":
         remarks.append(f"frozen: {few_of(frozen)} did not move at all ({len(frozen)} of {len(layers)} layers); either no "
                        f"gradient reached them, or they were not to train.")
+    readouts = {v.layer for v in layers if v.verdict == "read-out"}
+    if zero := [name for name, note in c.last.notes.items() if ZERO_START in note and name not in readouts]:
+        remarks.append(f"zero-initialised branches: the weights of {few_of(zero)} began at zero ({len(zero)} in all). The "
+                       f"residual branches that they close were switched off at initialisation, and so they are in the linear "
+                       f"approximation: layers in these branches look lazy until the branches have grown, and {GAP} counts "
+                       f"that growth.")
+    if references := [v.layer for v in layers if v.verdict == "reference"]:
+        remarks.append(f"reference copy: {few_of(references)} are frozen at the initial weights of other layers, as in "
+                       f"f(x) - f0(x); they are not meant to train.")
     if j.word != "stale" and c.reached is not None and c.last.step is not None and c.reached > c.last.step:
         remarks.append(f"the training is at step {c.reached:,}; what it did after step {c.last.step:,} is not in these numbers.")
     if (unrecognised := _unrecognised(c.last)) and j.word in BANDS:
@@ -411,7 +456,7 @@ def _unknown(c: Course, word: str) -> list[str]:
         data = ", in eval mode with norms that have seen enough data" if c.unsettled or c.begun_unsettled else ""
         unknown.append(f"whether anything was learned: there is neither a loss that was logged, watch(step, loss=loss), nor a "
                        f"first and a last measurement of a probe with labels{data}.")
-    if not c.begun_trained and word in BANDS:
+    if c.pretrained is None and not c.begun_trained and word in BANDS:
         why = ("the probe has no class labels" if c.labels is None else
                "there is no measurement of its initial weights" if not c.begun_at_start else
                "the first measurement does not show what it knew" if c.begun_unsettled else
@@ -419,6 +464,6 @@ def _unknown(c: Course, word: str) -> list[str]:
         unknown.append(f"whether the network was pretrained: {why}.")
     if c.buffers_moved and not ended:
         unknown.append("what the buffers did that moved besides the weights: both networks are compared with those of now.")
-    if word in ("rich", "amplified"):
+    if word in ("rich", "amplified") and c.held_out is None:
         unknown.append("whether what was learned is good: memorised noise is rich too. Held-out examples say that.")
     return unknown

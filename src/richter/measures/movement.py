@@ -16,6 +16,7 @@ from richter.instrument.statistics import (
     SPREAD,
     Answers,
     Gap,
+    HeldOut,
     Moved,
     Turned,
 )
@@ -126,6 +127,9 @@ MEASURES = (
     Measure("probe_accuracy", accuracy, (OUTPUTS,), batched=True, card=Card(
         "accuracy on the probe", "The share of the probe's labels with the largest output.", panel=ANSWERS, bounds=UNIT,
         whole=True, ref=Ref("lazy", "Sec. 1"))),
+    Measure("held_out_accuracy", accuracy, (HeldOut(OUTPUTS),), batched=True, card=Card(
+        "accuracy on held-out examples", "The share of the labels of Probe(held_out=...) with the largest output.", panel=ANSWERS,
+        bounds=UNIT, whole=True, ref=Ref("lazy", "Sec. 1"))),
     Measure("output_spread", spread, (SPREAD,), batched=True, card=Card(
         "spread of outputs", "How far outputs differ between examples: near 0 the network has collapsed.", panel=ANSWERS,
         bounds=POSITIVE, ref=Ref("lazy", "Sec. 1"))),

@@ -1,4 +1,5 @@
-"""Nineteen trainings of an MLP on digits, and five of a CNN and of a GPT, whose truth is known from how they are made."""
+"""Nineteen trainings of an MLP on digits, and five of a CNN, a GPT, a ResNet-10 and a ViT, whose truth is known from how they
+are made."""
 
 from __future__ import annotations
 
@@ -59,6 +60,7 @@ OTHERS: Mapping[str, TrainingCase] = {
     "untrained": UNTRAINED,
     "diverged": DIVERGED,
 }
-CASES = {"MLP": MLP, "CNN": OTHERS, "GPT": OTHERS}
-RATES = {"MLP": 0.1, "CNN": 0.1, "GPT": 0.3}  # of SGD at an output scale of 1 or more; below, times the scale: else it diverges
+CASES = {"MLP": MLP, "CNN": OTHERS, "GPT": OTHERS, "ResNet-10": OTHERS, "ViT": OTHERS}
+RATES = {"MLP": 0.1, "CNN": 0.1, "GPT": 0.3, "ResNet-10": 0.5, "ViT": 0.1}
+# of SGD at an output scale of 1 or more; below, times the scale: else it diverges
 SCALES = (0.1, 0.3, 1.0, 3.0, 10.0, 100.0, 1000.0)  # of the output

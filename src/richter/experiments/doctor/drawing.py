@@ -31,7 +31,8 @@ def draw_mlp(results: Results) -> Figure:
 @styled
 def draw_others(results: Results) -> Figure:
     """Draw how often each rule is right about a CNN and a GPT."""
-    networks = [n for n in ("CNN", "GPT") if any(t.network == n for t, _ in judging.with_known_truth(results))]
+    known = {t.network for t, _ in judging.with_known_truth(results)}
+    networks = [n for n in ("CNN", "GPT", "ResNet-10", "ViT") if n in known]
     figure, axes = panels(max(1, len(networks)), across=max(1, len(networks)))
     for ax, network in zip(axes, networks, strict=False):
         _rules(ax, results, (network,))

@@ -15,7 +15,7 @@ from richter.instrument.snapshot import Snapshot
 from richter.instrument.verdict import Diagnosis
 
 WORDS = ("diverged", "untrained", "collapsed", "not learning", "early", "stale", "lazy", "probably lazy", "uncertain",
-         "amplified", "rich", "linear", "unknown")
+         "amplified", "rich", "linear", "unknown", "memorised")
 RULES = {"verdict": "the verdict", "share": "c_uc_ratio at 0.05 and 0.5", "constant": "always rich",
          "gap": "the linearisation gap alone"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from richter.instrument.observe import Observer
 from richter.models import GPT, mlp
+from richter.models.gpt import TransformerBlock
+from richter.models.resnet import ResidualBlock, ResNet
 from richter.tasks import Split, digits, mnist_5k, shakespeare
 
 CONTEXT = 16  # characters that the GPT sees
@@ -26,10 +29,25 @@ class ScaledNetwork(nn.Module):
     def __init__(self, body: nn.Module, alpha: float) -> None:
         super().__init__()
         self.body, self.alpha = body, alpha
-        self._start = (copy.deepcopy(body).requires_grad_(False),)  # a constant of f; in a tuple torch does not register it
+        # a constant of f; in a tuple torch does not register it
+        self._start = () if isinstance(body, ResNet10) else (copy.deepcopy(body).requires_grad_(False),)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.alpha * (self.body(x) - self._start[0](x))
+        f = self.body(x)
+        for start in self._start:
+            f = f - start(x)
+        return self.alpha * f
+
+
+def _with_batch_statistics(model: nn.Module) -> nn.Module:
+    """The model, or a copy whose batch norms keep nothing: forward mode cannot write into their buffers."""
+    if not any(isinstance(m, nn.BatchNorm2d) for m in model.modules()):
+        return model
+    other = copy.deepcopy(model)
+    for norm in other.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.track_running_stats, norm.running_mean, norm.running_var, norm.num_batches_tracked = False, None, None, None
+    return other
 
 
 class Linearised(nn.Module):
@@ -37,7 +55,7 @@ class Linearised(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._model = (model,)
+        self._model = (_with_batch_statistics(model),)
         self._start = {k: p.detach().clone() for k, p in model.named_parameters()}
         self._names = [k for k, p in model.named_parameters() if p.requires_grad]
         self.weights = nn.ParameterList([self._start[k].clone() for k in self._names])
@@ -59,6 +77,43 @@ def cnn(channels: int = 16, classes: int = 10, seed: int = 0) -> nn.Sequential:
                              nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1), nn.ReLU(),
                              nn.Conv2d(2 * channels, 2 * channels, 3, stride=2, padding=1), nn.ReLU(),
                              nn.Flatten(), nn.Linear(2 * channels * 16, classes))
+
+
+class ResNet10(ResNet):
+    """A ResNet with one block in each of four stages. Its residual branches begin at zero, as is usual, and so does its read-out:
+    f = 0 at the start, without a copy to subtract."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        widths = (width, 2 * width, 4 * width, 4 * width)
+        super().__init__(widths, classes, 1)
+        self.blocks = nn.Sequential(*(ResidualBlock(a, b, 2 if i else 1)
+                                      for i, (a, b) in enumerate(itertools.pairwise((width, *widths)))))
+        for block in self.blocks:
+            assert isinstance(block, ResidualBlock)
+            nn.init.zeros_(block.norm2.weight)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.blocks(torch.relu(self.norm(self.conv(x)))).mean((2, 3))  # type: ignore[no-any-return]
+
+
+class ViT(nn.Module):
+    """A vision transformer: patches of a 14 x 14 image, pre-norm blocks with attention and an MLP, the mean over patches, a
+    read-out."""
+
+    def __init__(self, d: int, classes: int, patch: int = 7, depth: int = 2) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, d, patch, stride=patch)
+        self.position = nn.Parameter(0.02 * torch.randn((14 // patch) ** 2, d))
+        self.blocks = nn.Sequential(*(TransformerBlock(d, 4, causal=False) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, classes)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.norm(self.blocks(self.patches(x).flatten(2).mT + self.position)).mean(1)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.hidden(x))  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -96,6 +151,17 @@ def _before_read_out(model: nn.Module, x: Tensor) -> Tensor:
     return model[:-1](x)
 
 
+def _hidden(model: nn.Module, x: Tensor) -> Tensor:
+    assert isinstance(model, (ResNet10, ViT))
+    return model.hidden(x)
+
+
+def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
 def _before_head(model: nn.Module, ids: Tensor) -> Tensor:
     """Features before the head of a GPT, one row per token."""
     assert isinstance(model, GPT)
@@ -110,6 +176,10 @@ NETWORKS = {
     "CNN": NetworkSetup(_small_digits, 10, lambda width, seed: cnn(round(16 * width), seed=seed), _before_read_out, epochs=20),
     "GPT": NetworkSetup(_recall, 77, lambda width, seed: GPT(77, CONTEXT, round(32 * width), seed=seed), _before_head, epochs=20,
                    probe=64),
+    "ResNet-10": NetworkSetup(_small_digits, 10, lambda width, seed: _seeded(lambda: ResNet10(round(8 * width), 10), seed),
+                              _hidden, epochs=12, probe=128),
+    "ViT": NetworkSetup(_small_digits, 10, lambda width, seed: _seeded(lambda: ViT(round(32 * width), 10), seed), _hidden,
+                        epochs=25, probe=128),
 }
 
 

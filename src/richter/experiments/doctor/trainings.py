@@ -44,7 +44,7 @@ class DoctorSettings:
     """Cross-entropy, batches of 64; the probe has training examples. ``rule`` and ``number`` choose the judged rule and
     number and change no training. ``wide`` is the width of the widest MLP."""
 
-    networks: tuple[str, ...] = ("MLP", "CNN", "GPT")
+    networks: tuple[str, ...] = ("MLP", "CNN", "GPT", "ResNet-10", "ViT")
     scaled: tuple[str, ...] = ("MLP", "CNN", "GPT")  # networks whose output scale is varied
     epochs: float = 1.0  # times those of each network
     wide: int = 2048
