@@ -100,7 +100,7 @@ def run(name: str, t: Training, steps: int) -> None:
         watch(step, loss=loss)
     diagnosis = richter.diagnose(watch)
     seconds, spent = time.process_time() - begun, watch.spent
-    points = sum(map(math.isfinite, watch.curve("magnitude")[1]))
+    points = sum(map(math.isfinite, watch.series("magnitude").value.tolist()))
     print(f"| {name}, {steps:,} steps | {seconds - spent:.1f} | {spent:.1f} | {watch.probe.n} | {points} | "
           f"{sum('nfc' in s.measures for s in watch.snapshots)} | {diagnosis.word}, step {diagnosis.step:,} |", flush=True)
 

@@ -15,15 +15,16 @@ __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy_names(__name__, {
     "Probe": "instrument.probe", "Snapshot": "instrument.snapshot", "Observer": "instrument.observe",
-    "measure": "instrument.observe", "every": "instrument.observe", "epochs": "instrument.observe",
-    "log_spaced": "instrument.observe", "plan": "instrument.observe", "diagnose": "instrument.verdict",
+    "measure": "instrument.observe", "every": "instrument.observe", "epochs": "instrument.fitting",
+    "log_spaced": "instrument.fitting", "plan": "instrument.observe", "diagnose": "instrument.verdict",
     "RichterError": "core", "RichterWarning": "core",
 }, ("controls", "core", "engine", "experiments", "instrument", "kernels", "layers", "learners", "measures", "models", "report",
     "runs", "tasks", "testing", "theory", "workflows"))
 
 if TYPE_CHECKING:
     from richter.core import RichterError, RichterWarning
-    from richter.instrument.observe import Observer, epochs, every, log_spaced, measure, plan
+    from richter.instrument.fitting import epochs, log_spaced
+    from richter.instrument.observe import Observer, every, measure, plan
     from richter.instrument.probe import Probe
     from richter.instrument.snapshot import Snapshot
     from richter.instrument.verdict import diagnose

@@ -322,7 +322,7 @@ def test_the_snippet_keeps_its_budget_and_draws_a_curve(name: str, steps: int, k
     """It took 7 to 85 % of the time of short trainings, and measured twice."""
     watch, seconds = snippet(monkeypatch, PRICES[name], steps, **({"steps": steps} if known else {}))
     assert watch._schedule.spent <= max(5.0, 0.05 * seconds)
-    assert len(watch.curve("magnitude")[0]) >= 10
+    assert len(watch.series("magnitude").step) >= 10
     assert watch.snapshots[-1].step == steps - 1
     assert "nfc" in watch.snapshots[-1].measures
     line = capsys.readouterr().err
@@ -333,7 +333,7 @@ def test_the_snippet_keeps_its_budget_and_draws_a_curve(name: str, steps: int, k
 
 def test_short_cheap_trainings_have_many_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, _ = snippet(monkeypatch, PRICES["MLP"], 10_000, steps=10_000)
-    steps = watch.curve("magnitude")[0]
+    steps = watch.series("magnitude").step
     assert len(steps) >= 40
     assert sum(step < 1000 for step in steps) >= 15
     assert watch.probe.n == 256
@@ -343,7 +343,7 @@ def test_the_knobs_of_the_budget(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     few, _ = snippet(monkeypatch, PRICES["ViT"], 60)
     more, _ = snippet(monkeypatch, PRICES["ViT"], 60, free_seconds=60.0)
     assert few.probe.n < more.probe.n == 256
-    assert len(few.curve("nfc")[0]) == 1 < len(more.curve("nfc")[0])
+    assert len(few.series("nfc").step) == 1 < len(more.series("nfc").step)
     capsys.readouterr()
     snippet(monkeypatch, PRICES["ViT"], 60, announce=False)
     unlimited, _ = snippet(monkeypatch, PRICES["ViT"], 60, budget=None)

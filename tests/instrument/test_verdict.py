@@ -242,7 +242,7 @@ def test_untrained_and_measured_only_at_the_start() -> None:
     found = diagnose(alone)
     assert (found.word, found.step) == ("untrained", 0)
     assert "measured at step 0" in str(found)
-    budget = SimpleNamespace(snapshots=[alone], names=[], failures=[], last=900)  # which allowed no other measurement
+    budget = SimpleNamespace(snapshots=[alone], scalar_names=[], failures=[], last=900)  # which allowed no other measurement
     found = diagnose(budget)
     assert found.word == "stale"
     assert "measured at step 0 only" in found.verdict

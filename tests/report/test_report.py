@@ -302,7 +302,7 @@ def test_the_verdict_is_headed_by_its_magnitude(tmp_path: Path) -> None:
     run = Training(start={"probe_accuracy": 0.5}, loss=[2.3, *[0.3] * 119], reached=119).keep(tmp_path / "rich", {"lr": 0.1})
     seen = check_safe(report([run], tmp_path / "r.html").read_text(encoding="utf-8"))
     top = seen.text[:seen.text.rindex("Measures over training")]
-    for words in ("magnitude 0.368(10)Rich, relative to the given start. The network no longer behaves like its linear",
+    for words in ("Rich, relative to the given start. The network no longer behaves like its linear", "magnitude 0.368(10)",
                   "the verdict would become 'uncertain' if linearisation_gap (0.7) fell below 0.5, 20 standard errors away",
                   "Cannot tell whether what was learned is good", "Advice: nothing to turn", "Measured at step 100; ",
                   "Evidence: accuracy on the probe: 0.5 -> 0.95", "read-out: not judged", "function_change 1.2",

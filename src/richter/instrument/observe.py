@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import html
 import math
 import operator
@@ -17,23 +16,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from richter.core import WHOLE, CaptureError, Failure, RichterError, SelectionError, StoreError, parse_bytes, unknown
 from richter.core.values import SMALL
 from richter.instrument import evaluate
-from richter.instrument.capture import Output, device_of, outputs_of, quiet, to_device, unwrap, weight_bytes
+from richter.instrument.capture import Output, quiet, unwrap, weight_bytes
 from richter.instrument.cotangents import Cotangents, Function, as_cotangents
 from richter.instrument.evaluate import CostPlan, Evaluation, Plan, cost_plan
+from richter.instrument.fitting import CURVE, LEAST, Due, Part, When, announcement, fitted, least_examples, on_ranks
+from richter.instrument.fitting import whole_step_of as _whole_step
 from richter.instrument.keepsakes import Keepsakes
 from richter.instrument.probe import Probe
 from richter.instrument.record import Record, is_new, open_run, passes_by, survives
 from richter.instrument.snapshot import Series, Snapshot, unknown_row
+from richter.instrument.stability import stable_rate
 from richter.instrument.statistics.frame import OutOfRange
 from richter.instrument.stream import check_initial, check_weights
 from richter.instrument.subject import Subject
@@ -201,55 +201,22 @@ def plan(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | Non
 
 
 # ------------------------------------------------------------------------------------------------------------ schedule
-# When an Observer measures, and what. ``when`` says which steps are due, and the budget what is measured there:
-#
-#     everything                if the budget pays for it
-#     the light set (LIGHT)     if the budget pays for no more; everything is then owed
-#     nothing                   otherwise: the step is put off, and everything is owed
-#
-# What is owed is measured at the first call for which the budget pays, due or not. All measuring, the first and the last
-# measurement included, takes at most max(free seconds, share of the wall time). Seconds that may have been spent after d steps:
-#
-#     steps unknown     max(share (t + cost), free (log(1 + d) / log(1 + D))^EARLY),  D: the step at which the share pays for more
-#     steps = N         the whole budget, in proportion to log(1 + d) / log(1 + N), and up to half of it to d / N
-#
-# Of these, everything takes at most half of what a curve of CURVE light measurements leaves, and the light set the rest, or all
-# where everything can only be paid for at the end. The seconds of a last full measurement are always kept.
-
-Due = Callable[[int], bool]
-When = SupportsIndex | Iterable[SupportsIndex] | Due  # every so many steps, these steps, or a rule
-Part = Literal["everything", "light", "nothing"]
+# When an Observer measures, and what: the rules are told in fitting.py.
 
 PER_DECADE = 20  # steps of every decade that are due by default
 EARLY = 1 / 3  # exponent by which free seconds are spent early
 SURE = 0.9  # part of the budget of a whole training that is counted on: its later steps may be quicker
 FEW = 8  # measurements: where the budget pays for no more, all are spread over the logarithm of the step
 RECENT = 5  # measurements from which the cost of the next one is estimated
-CURVE = 16  # light measurements for which the budget should pay before any but the last full one
-LEAST, LEAST_KERNEL = 32, 4  # examples to which a probe may be reduced (half of them, of texts), and those in kernels
-FULL = 2.0  # cost of a full measurement relative to a light one, over the ratio of their passes, until one has been made
 BATCH = 32  # examples of which a training step is taken to be, before any step is seen
 
 
-def every(k: SupportsIndex) -> Due:
+def every(k: Any) -> Due:
     """Schedule that is due every ``k`` steps."""
-    k = _whole(k)
+    k = _whole_step(k)
     if k < 1:
         raise SelectionError(f"when={k}: a positive number of steps is needed.")
     return lambda step: step % k == 0
-
-
-def epochs(steps_per_epoch: Any, every_epochs: int = 1) -> Due:
-    """At the start of every epoch; ``steps_per_epoch`` is a number, or a DataLoader."""
-    return every((steps_per_epoch if isinstance(steps_per_epoch, int) else len(steps_per_epoch)) * every_epochs)
-
-
-def log_spaced(last: int, count: int = 20) -> Due:
-    """0 and about ``count`` steps, evenly spaced in the logarithm up to ``last``: where features move is early."""
-    if last < 1 or count < 2:
-        raise SelectionError(f"log_spaced({last}, {count}): a last step and at least two points are needed.")
-    chosen = {0} | {round(math.exp(math.log(last) * i / (count - 1))) for i in range(count)}
-    return chosen.__contains__
 
 
 def due_at(when: When | None, steps: int | None) -> Due:
@@ -264,7 +231,7 @@ def due_at(when: When | None, steps: int | None) -> Due:
         return early
     if callable(when):
         return when
-    return {_whole(step) for step in when}.__contains__ if isinstance(when, Iterable) else every(when)
+    return {_whole_step(step) for step in when}.__contains__ if isinstance(when, Iterable) else every(when)
 
 
 def _step(step: Any) -> int:
@@ -284,14 +251,6 @@ def _number(name: str, value: Any) -> float:
         seen = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r}, a {type(value).__name__}"
         raise SelectionError(f"watch(step, {name}=...) is {seen}, and one number is needed, which is kept with the step. Give "
                              f"{name}.mean() or {name}.item() of a tensor; text belongs into settings=.") from None
-
-
-def _whole(step: Any) -> int:
-    """Return a whole number; raise an error about ``when`` otherwise."""
-    try:
-        return operator.index(step)
-    except TypeError:
-        raise SelectionError(f"when={step!r}: a number of steps, a list of steps or a function of the step is needed.") from None
 
 
 @dataclass
@@ -376,10 +335,6 @@ class Schedule:
             self.costs[part].append(seconds if succeeded else max(seconds, self.expected(part)))
 
     @property
-    def spent_full(self) -> float:
-        return self.spent - self.spent_light
-
-    @property
     def taken(self) -> float:
         """Share of the wall time that measuring took."""
         elapsed = 0.0 if self.begun is None else time.perf_counter() - self.begun
@@ -402,7 +357,8 @@ class Schedule:
         curve = CURVE * light if self.free else 0.0
         if part == "everything":
             most = (room - curve) / 2 if self.light and self.free else room
-            return self.spent + cost <= room and self.spent + max(cost, last) + last <= in_all and self.spent_full + cost <= most
+            paid = self.spent + cost <= room and self.spent + max(cost, last) + last <= in_all
+            return paid and self.spent - self.spent_light + cost <= most
         ends = self.spent + cost + last <= in_all or self.spent - self.spent_light + last > in_all
         alone = self.free > 0 and everything > (in_all - last - curve) / 2  # nothing but light measurements until the end
         return ends and self.spent + cost <= room and (alone or self.spent_light + cost <= (room + curve) / 2)
@@ -454,7 +410,6 @@ class Schedule:
 
 # ------------------------------------------------------------------------------------------------------------- observe
 
-POWER_STEPS = 20  # products with the Hessian for the largest stable learning rate
 MATRICES = 256  # inputs; feature matrices of larger layers are not kept in a run unless asked for
 
 
@@ -669,7 +624,7 @@ class Observer:
             with self._guard:
                 self._schedule.pay(part, time.perf_counter() - start, succeeded)  # with writing it down
         if fits and self.announce:
-            print(self._announcement(), file=sys.stderr)
+            print(announcement(self._schedule, self.probe, self._given.n), file=sys.stderr)
         return snap
 
     # ------------------------------------------------------------------------------------------------- a probe that fits
@@ -677,57 +632,30 @@ class Observer:
     @property
     def _fits(self) -> bool:
         """Is the size of the probe to be chosen? Not of a small one, without a budget, or on ranks, which would choose apart."""
-        alone = not torch.distributed.is_available() or not torch.distributed.is_initialized() \
-            or torch.distributed.get_world_size() < 2
-        return (self._schedule.share is not None and self._schedule.light and self.probe.n >= 2 * self._least and alone
-                and not self._earlier)
-
-    @property
-    def _least(self) -> int:
-        """The fewest examples with enough rows of features: texts have a row for each token."""
-        y = self.probe.y
-        return LEAST // 2 if y is not None and y.dim() > 1 and not y.is_floating_point() else LEAST
+        s, n = self._schedule, self.probe.n
+        return s.share is not None and s.light and n >= 2 * least_examples(self.probe) and not self._earlier and not on_ranks()
 
     def _fitted(self, step: int) -> tuple[Part, Snapshot | None]:
         """Choose the largest part of the probe for which the budget pays: a curve of light measurements, and everything at the
         end. Estimated from a light measurement of few examples, which is returned if they are to be all."""
-        s, given, begun, least = self._schedule, self.measurement, time.perf_counter(), self._least
-        pilot = given.reduced(least, LEAST_KERNEL)
+        s, given, begun, least = self._schedule, self.measurement, time.perf_counter(), least_examples(self.probe)
+        pilot = given.reduced(least, LEAST // 8)
         snap = pilot.take(step, only=self._light)
         if pilot.work_seconds <= s.free / 20:  # most of it may be what is loaded once
             snap = pilot.take(step, only=self._light)
         cost, seconds = pilot.work_seconds, pilot.pass_seconds / pilot.probe.n
         light, full = pilot.passes(self._light), pilot.passes()
         whole = SURE * s.whole(BATCH * seconds) - (time.perf_counter() - begun)
-        sizes, kernel = [given.probe.n], given.probe.n if given.probe.kernel_examples is None else given.probe.kernel_examples
-        while sizes[-1] // 2 >= least:
-            sizes.append(sizes[-1] // 2)
-        for n in sizes:
-            s.guess = {"light": cost + light * seconds * (n - least), "everything": 0.0}
-            s.guess["everything"] = FULL * max(1.0, full / light) * s.guess["light"]
-            if CURVE * s.guess["light"] + s.guess["everything"] <= whole:
-                break
+        n, s.guess = fitted(given.probe.n, least, cost, seconds, light, full, whole)
+        kernel = given.probe.n if given.probe.kernel_examples is None else given.probe.kernel_examples
         if n < given.probe.n:
-            self.measurement = given.reduced(n, max(LEAST_KERNEL, min(kernel, n // 4)))
+            self.measurement = given.reduced(n, max(LEAST // 8, min(kernel, n // 4)))
         if self.writer is not None:
             self.writer.describe(examples=n, kernel_examples=self.probe.kernel_examples)
         if n == least:
             self.measurement = pilot
             return "light", snap
         return ("everything" if s.guess["everything"] <= whole / 8 else "light"), None
-
-    def _announcement(self) -> str:
-        """One line: what a measurement costs, how many there may be, and how to get more or fewer."""
-        s = self._schedule
-        light, full = s.expected("light"), s.expected("everything")
-        n, given = self.probe.n, self._given.n
-        fewer = "" if n == given else (f" The probe has {given}, which cost more than the budget of a short training; "
-                                       f"{self.probe.kernel_examples} of these {n} enter kernels.")
-        number = max(1, int((s.free - full - s.spent) / light)) if light > 0 else 1
-        return (f"richter: measuring {n} examples takes about {light:.2g} s for the light set and {full:.2g} s for everything. "
-                f"The budget ({s.share:.0%} of the time, or {s.free:g} s if that is more) pays for about {number} light "
-                f"measurements and a full one at the end of a short training.{fewer} More: free_seconds=, budget=; fewer: when=; "
-                f"to hide this line: announce=False.")
 
     def _with_features(self, snap: Snapshot, keepsakes: Keepsakes) -> Snapshot:
         """Return the snapshot with the features to be stored. If reading them fails, the numbers remain."""
@@ -819,38 +747,8 @@ class Observer:
         return f"<p>{html.escape(repr(self))}</p>{last}"
 
     def stable_rate(self) -> float | None:
-        """Return the largest learning rate at which gradient descent on the probe is stable at the initial weights: 2 over the
-        largest eigenvalue of the Hessian, by power iteration. None if the loss cannot be differentiated twice."""
-        x, y = self.probe.x, self.probe.y
-        if y is None:
-            return None
-        model = copy.deepcopy(self.model).eval()
-        model.load_state_dict(self.initial, strict=False)
-        weights = [p for p in model.parameters() if p.requires_grad]
-        try:
-            with sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivative
-                f = outputs_of(model, to_device(x, device_of(model)), self.measurement.subject.output, graph=True)
-                loss = self.probe.loss
-                if loss is None:
-                    loss = F.mse_loss if y.is_floating_point() else F.cross_entropy
-                ids = not y.is_floating_point() and self.probe.loss is None
-                value = loss(f.flatten(0, -2), y.flatten().to(f.device)) if ids else loss(f, y.to(f.device))
-                gradient = torch.autograd.grad(value.mean(), weights, create_graph=True, allow_unused=True)
-                used = [(g, p) for g, p in zip(gradient, weights, strict=True) if g is not None and g.requires_grad]
-                draw = torch.Generator().manual_seed(0)
-                v = [torch.randn(p.shape, generator=draw).to(p) for _, p in used]
-                top = 0.0
-                for _ in range(POWER_STEPS):
-                    size = math.sqrt(sum(float(t.square().sum()) for t in v))
-                    v = [t / size for t in v]
-                    product = sum((g * t).sum() for (g, _), t in zip(used, v, strict=True))
-                    assert isinstance(product, Tensor)
-                    after = torch.autograd.grad(product, [p for _, p in used], retain_graph=True, allow_unused=True)
-                    v = [torch.zeros_like(t) if a is None else a for a, t in zip(after, v, strict=True)]
-                    top = math.sqrt(sum(float(t.square().sum()) for t in v))
-        except (RuntimeError, ValueError, TypeError):
-            return None
-        return 2 / top if top > 0 and math.isfinite(top) else None
+        """Return the largest learning rate at which gradient descent on the probe is stable at the initial weights."""
+        return stable_rate(self.model, self.initial, self.probe, self.measurement.subject.output)
 
     # -------------------------------------------------------------------------------------------------------- ending
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from richter.core.values import progress
-from richter.instrument.observe import Observer, log_spaced
+from richter.instrument.fitting import log_spaced
+from richter.instrument.observe import Observer
 from richter.instrument.probe import Probe
 from richter.instrument.verdict import Diagnosis, diagnose
 from richter.measures import DEFAULT
