@@ -328,7 +328,8 @@ def test_a_plan_says_what_a_measurement_will_cost() -> None:
     plan = richter.plan(model, probe, initial=initial)
     assert (plan.examples, plan.outputs, plan.memory) == (N, TOKENS * LENGTH, parse_bytes("2GiB"))
     assert {line.measure for line in plan.lines} == {row.measure for row in measured().rows}
-    assert plan.seconds == pytest.approx(plan.passes * plan.pass_seconds)
+    assert plan.seconds == pytest.approx(plan.other_seconds + plan.passes * plan.pass_seconds)
+    assert plan.other_seconds > 0
     shown = str(plan)
     for words in (f"of {N} examples with 450 outputs", "passes of", "within memory='2.00GiB'", "tangent_cka", "shares a pass",
                   "at least"):
