@@ -34,7 +34,7 @@ Part = Literal["everything", "light", "nothing"]
 
 LEAST = 32  # examples to which a probe may be reduced (half of them, of texts); an eighth of them enter kernels
 CURVE = 16  # light measurements for which the budget should pay before any but the last full one
-FULL = 1.5  # cost of a full measurement relative to a light one, over the ratio of their passes, until one has been made
+FULL = 2.0  # cost of a full measurement relative to a light one, over the ratio of their passes, until one has been made
 
 
 def epochs(steps_per_epoch: Any, every_epochs: int = 1) -> Due:

@@ -204,7 +204,7 @@ def plan(model: nn.Module, probe: Probe, measures: Iterable[str | Measure] | Non
 # When an Observer measures, and what: the rules are told in fitting.py.
 
 PER_DECADE = 20  # steps of every decade that are due by default
-EARLY = 1 / 4  # exponent by which free seconds are spent early
+EARLY = 1 / 6  # exponent by which free seconds are spent early
 SURE = 0.9  # part of the budget of a whole training that is counted on: its later steps may be quicker
 FEW = 8  # measurements: where the budget pays for no more, all are spread over the logarithm of the step
 RECENT = 5  # measurements from which the cost of the next one is estimated
