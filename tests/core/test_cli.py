@@ -285,3 +285,8 @@ def test_a_closed_pipe_is_no_error(store: Path) -> None:
     done = subprocess.run(f"{sys.executable} -m richter.cli runs {store} | true", shell=True, capture_output=True, text=True,
                           check=False)
     assert "Traceback" not in done.stderr
+
+
+def test_the_package_is_a_command() -> None:
+    out = subprocess.run([sys.executable, "-m", "richter", "--help"], capture_output=True, text=True, check=True).stdout
+    assert "richter COMMAND" in out
