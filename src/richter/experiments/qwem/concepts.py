@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
-from richter.experiments.words.common import counts_of
+from richter.experiments.qwem.common import counts_of
 from richter.linalg import haar
 from richter.report.drawing import COLOURS, caption, label, panels, points, styled
 from richter.theory import word_embeddings as we
@@ -31,7 +31,7 @@ LISTS = {
 
 
 @dataclass(frozen=True)
-class WordsConceptsSettings:
+class QwemConceptsSettings:
     """The first ``dimensions`` of the closed form, against ``rotations`` of them; ``by`` is read by claims."""
 
     text: str = "kjv"
@@ -42,7 +42,7 @@ class WordsConceptsSettings:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
-def work(t: Task[WordsConceptsSettings], run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[QwemConceptsSettings], run: Writer) -> Mapping[str, ArrayLike]:
     """Agreement with each list: of the modes, and of embeddings after random rotations, the last of which is the rival."""
     s, draw = t.settings, np.random.default_rng((t.seed, 54))
     counts = counts_of(s.text, s.vocabulary)
@@ -81,9 +81,9 @@ def draw(results: Results) -> Figure:
 
 
 EXPERIMENT = Experiment(
-    name="words_concepts", ref=Ref("qwem", "Concepts"), title="leading modes of a real text are concepts",
-    smoke=WordsConceptsSettings(), paper=WordsConceptsSettings(vocabulary=8_000, rotations=50), over=("seed",), analysis=("by",),
-    work=work, figures={"words_concepts": draw}, data=("kjv",), start={"seeds": (0,), "vocabulary": 500, "dimensions": 5},
+    name="qwem_concepts", ref=Ref("qwem", "Concepts"), title="leading modes of a real text are concepts",
+    smoke=QwemConceptsSettings(), paper=QwemConceptsSettings(vocabulary=8_000, rotations=50), over=("seed",), analysis=("by",),
+    work=work, figures={"qwem_concepts": draw}, data=("kjv",), start={"seeds": (0,), "vocabulary": 500, "dimensions": 5},
     reduced="3,000 of 8,000 words", protocol="stand-in: the King James Bible for Wikipedia",
     tried="largest area under the ROC curve of one dimension, in which few top words count little: 0.57 standard deviations",
     missing={"Concepts": "Wikipedia: 2 billion words"},

@@ -27,7 +27,7 @@ ROLE = 12  # words of the context of a role
 
 
 @dataclass(frozen=True)
-class WordsAnalogiesSettings:
+class QwemAnalogiesSettings:
     """``background``: share of pairs of independent words; ``noise``: of the logarithm of each probability. ``by`` and
     ``vectors`` are read by claims."""
 
@@ -43,7 +43,7 @@ class WordsAnalogiesSettings:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
-def text(s: WordsAnalogiesSettings, seed: int) -> tuple[NDArray[np.float64], list[str], list[Question], NDArray[np.float64]]:
+def text(s: QwemAnalogiesSettings, seed: int) -> tuple[NDArray[np.float64], list[str], list[Question], NDArray[np.float64]]:
     """Joint probabilities, words, questions, and the frequency of each category."""
     draw = np.random.default_rng((seed, 52))
     contexts = draw.permutation(np.arange(2, 2 + s.categories)) * 2
@@ -71,7 +71,7 @@ def text(s: WordsAnalogiesSettings, seed: int) -> tuple[NDArray[np.float64], lis
     return P / P.sum(), list(number), asked, frequency
 
 
-def work(t: Task[WordsAnalogiesSettings], run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[QwemAnalogiesSettings], run: Writer) -> Mapping[str, ArrayLike]:
     """Accuracy and signal of categories by rank, and along descent on sampled pairs."""
     s, draw = t.settings, np.random.default_rng((t.seed, 53))
     P, names, asked, frequency = text(s, t.seed)
@@ -141,9 +141,9 @@ def draw(results: Results) -> Figure:
 
 
 EXPERIMENT = Experiment(
-    name="words_analogies", ref=Ref("qwem", "Analogies"), title="how and when analogies are learned",
-    smoke=WordsAnalogiesSettings(), paper=WordsAnalogiesSettings(categories=8, entities=12, steps=4_000, words=250),
-    over=("seed",), analysis=("by", "vectors"), work=work, figures={"words_analogies": draw},
+    name="qwem_analogies", ref=Ref("qwem", "Analogies"), title="how and when analogies are learned",
+    smoke=QwemAnalogiesSettings(), paper=QwemAnalogiesSettings(categories=8, entities=12, steps=4_000, words=250),
+    over=("seed",), analysis=("by", "vectors"), work=work, figures={"qwem_analogies": draw},
     start={"seeds": (0,), "categories": 2, "entities": 3, "steps": 100, "words": 30}, reduced="six categories of eight pairs",
     protocol="stand-in: a planted text for Wikipedia and Google's analogies",
     claims=(

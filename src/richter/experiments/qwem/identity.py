@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class WordsIdentitySettings:
+class QwemIdentitySettings:
     """Planted texts of ``topics`` whose sizes fall; embeddings with a dimension for each difference of topics, from normal
     numbers of size ``scale``."""
 
@@ -33,7 +33,7 @@ class WordsIdentitySettings:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
-def work(t: Task[WordsIdentitySettings], run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[QwemIdentitySettings], run: Writer) -> Mapping[str, ArrayLike]:
     """Spreads of the two losses, distances of targets, and half-rise times of the integrated flow for one scale and seed."""
     s, draw, d = t.settings, np.random.default_rng((t.seed, 47)), t.settings.topics - 1
     P = np.asarray(we.planted(s.size, s.topics, t.seed))
@@ -94,10 +94,10 @@ def draw(results: Results) -> Figure:
 
 SOURCE = "independent check of one problem with five modes"
 EXPERIMENT = Experiment(
-    name="words_identity", ref=Ref("qwem", "Thm. 1"), title="quadratic word embeddings factorise a known matrix, mode by mode",
-    smoke=WordsIdentitySettings(), paper=WordsIdentitySettings(size=120, topics=6), over=("scale", "seed"),
+    name="qwem_identity", ref=Ref("qwem", "Thm. 1"), title="quadratic word embeddings factorise a known matrix, mode by mode",
+    smoke=QwemIdentitySettings(), paper=QwemIdentitySettings(size=120, topics=6), over=("scale", "seed"),
     analysis=("weight", "target", "rule", "start"), work=work, places=("Thm. 1", "Lemma", "Result 3"),
-    figures={"words_identity": draw}, start={"seeds": (0,), "scales": (1e-2,), "size": 20}, quick=True,
+    figures={"qwem_identity": draw}, start={"seeds": (0,), "scales": (1e-2,), "size": 20}, quick=True,
     reduced="planted texts of 40 words", protocol="exact",
     claims=(
         Claim("spread over random W of the loss minus |W W^T - M|^2 / 4", lambda r: float(r["spread_" + r.settings.weight].max()),

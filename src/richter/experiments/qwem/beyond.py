@@ -24,7 +24,7 @@ ALLOWED = 0.1  # relative error of a half-rise time
 
 
 @dataclass(frozen=True)
-class WordsBeyondSettings:
+class QwemBeyondSettings:
     """Planted texts whose words have frequencies ~ 1 / rank^``zipf``; G has mean 1 in each. ``beta`` and ``by`` are read by
     claims."""
 
@@ -38,7 +38,7 @@ class WordsBeyondSettings:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
-def work(t: Task[WordsBeyondSettings], run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[QwemBeyondSettings], run: Writer) -> Mapping[str, ArrayLike]:
     """Half-rise times of singular values along the weighted flow, and predictions by the modes of M and of G M."""
     s, draw, d = t.settings, np.random.default_rng((t.seed, 48)), t.settings.topics - 1
     common = draw.permutation(np.arange(1, s.size + 1) ** -s.zipf)
@@ -94,9 +94,9 @@ def draw(results: Results) -> Figure:
 
 
 EXPERIMENT = Experiment(
-    name="words_beyond", ref=Ref("qwem", "Setting 3.1"), title="word embeddings with weights that have no closed form",
-    smoke=WordsBeyondSettings(), paper=WordsBeyondSettings(size=80, topics=6, seeds=tuple(range(10))), over=("beta", "seed"),
-    analysis=("at", "by"), work=work, figures={"words_beyond": draw}, start={"seeds": (0,), "betas": (1.0,), "size": 20},
+    name="qwem_beyond", ref=Ref("qwem", "Setting 3.1"), title="word embeddings with weights that have no closed form",
+    smoke=QwemBeyondSettings(), paper=QwemBeyondSettings(size=80, topics=6, seeds=tuple(range(10))), over=("beta", "seed"),
+    analysis=("at", "by"), work=work, figures={"qwem_beyond": draw}, start={"seeds": (0,), "betas": (1.0,), "size": 20},
     reduced="texts of 40 words, five of ten seeds", protocol="stand-in: planted texts of tens of words for Wikipedia",
     claims=(
         Claim("beta = 0.95: median relative error of a half-rise time", time_error, Interval(high=ALLOWED),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
-from richter.experiments.words.common import counts_of
+from richter.experiments.qwem.common import counts_of
 from richter.report.drawing import COLOURS, caption, label, line, panels, points, styled
 from richter.theory import word_embeddings as we
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class WordsTrainingSettings:
+class QwemTrainingSettings:
     """Descent in steps of ``words`` rows and columns from normal embeddings of size ``scale``, until ``modes`` are learned and a
     part of that time longer. ``rule``, ``final`` and ``staircase`` are read by claims."""
 
@@ -38,7 +38,7 @@ class WordsTrainingSettings:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
 
 
-def work(t: Task[WordsTrainingSettings], run: Writer) -> Mapping[str, ArrayLike]:
+def work(t: Task[QwemTrainingSettings], run: Writer) -> Mapping[str, ArrayLike]:
     s, draw = t.settings, np.random.default_rng((t.seed, 49))
     counts = counts_of(s.text, s.vocabulary)
     M = we.target_matrix(counts.joint, counts.unigram)
@@ -111,11 +111,11 @@ def draw(results: Results) -> Figure:
 
 
 EXPERIMENT = Experiment(
-    name="words_training", ref=Ref("qwem", "Result 3"), title="word embeddings of a real text learn modes at predicted times",
-    smoke=WordsTrainingSettings(),
-    paper=WordsTrainingSettings(text="imdb", vocabulary=10_000, dimensions=200, words=1_000, lr=2e-5, seeds=(0, 1, 2)),
+    name="qwem_training", ref=Ref("qwem", "Result 3"), title="word embeddings of a real text learn modes at predicted times",
+    smoke=QwemTrainingSettings(),
+    paper=QwemTrainingSettings(text="imdb", vocabulary=10_000, dimensions=200, words=1_000, lr=2e-5, seeds=(0, 1, 2)),
     over=("seed",), analysis=("rule", "final", "staircase"), work=work, places=("Result 3", "Steps of the rank"),
-    figures={"words_training": draw}, data=("kjv",), more_data=("imdb",),
+    figures={"qwem_training": draw}, data=("kjv",), more_data=("imdb",),
     start={"seeds": (0,), "vocabulary": 300, "dimensions": 10, "modes": 4, "words": 100, "text": "kjv"},
     reduced="the King James Bible with 2,000 words and 25 dimensions", protocol="stand-in: film reviews (IMDB) for Wikipedia",
     tried="training for 1.3 times as long as 20 modes take: overlap 0.89, of all modes at 0.9 of their eigenvalues",
