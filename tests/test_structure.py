@@ -68,7 +68,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
                   "tasks", "theory", "workflows"),
     "commands": ("__version__", "core", "commands", "experiments", "instrument.verdict", "learners", "measures", "report", "runs",
                  "tasks", "theory", "workflows"),
-    "cli": ("commands", "core"), "": ("core", "instrument"),
+    "cli": ("commands", "core"), "__main__": ("cli",), "": ("core", "instrument"),
 }
 
 
