@@ -86,7 +86,7 @@ def test_layers_are_judged_by_what_they_compute_and_read_outs_are_not() -> None:
 def test_the_layers_of_a_training_that_failed_are_not_called_rich(now: dict[str, float]) -> None:
     found = diagnose(Training(now, layers={"a": (1.2, 0.5), "b": (0.0, 0.0), "z": (45.0, 0.9)}))
     assert [v.verdict for v in found.layers] == ["unknown", "frozen", "read-out"]
-    assert str(found.layers[0]) == "unknown (function_change 1.2, weight_change 0.5)"
+    assert str(found.layers[0]) == "not judged (function_change 1.2, weight_change 0.5)"
 
 
 def test_the_margin_is_to_the_nearest_edge_that_changes_the_word() -> None:
@@ -103,6 +103,32 @@ def test_the_margin_is_to_the_nearest_edge_that_changes_the_word() -> None:
     margin = regime_margin(0.2, 0.01, changes=[0.7])  # a layer learned features: not lazy, whatever G is
     assert margin is not None
     assert margin.other == "amplified"
+
+
+def test_a_margin_to_no_single_verdict_names_none() -> None:
+    """It read: would become 'another' ..., 1.4e+02 standard errors away."""
+    assert str(diagnose(Training({"probe_loss": 0.9 * LOG})).margin).startswith("the verdict would be another one if probe_loss")
+    assert str(Margin("a", 1.0, 0.5, "", 0.0035)) == ("the verdict would be another one if a (1) fell below 0.5, 140 standard "
+                                                      "errors away")
+
+
+@pytest.mark.parametrize(("G", "F", "change", "reason"), [
+    (0.97, 0.09, 1.5, "and the functions of layers changed, but its hidden representations hardly turned: by less than the 0.1"),
+    (0.97, 0.09, 0.3, "at initialisation, but its hidden representations hardly turned: by less than the 0.1"),
+    (0.97, 0.3, 0.3, "but no layer's function changed by 0.5 or more"),
+    (0.3, 0.3, 1.5, "in part at most: the gap is below the 0.5"), (0.02, 0.01, 1.5, "those of a lazy network, but the function"),
+    (0.3, 0.03, 0.3, "is between lazy and rich"), (0.3, 0.03, 1.5, "is between lazy and rich")])
+def test_uncertain_says_which_numbers_disagree(G: float, F: float, change: float, reason: str) -> None:
+    """All layers had learned features, and nothing said why the verdict was uncertain."""
+    found = diagnose(Training({"linearisation_gap": G, "feature_change_cka": F}, layers={"a": (change, 0.3), "z": (9.0, 0.5)}))
+    assert found.word == "uncertain"
+    assert reason in found.verdict
+
+
+def test_evidence_begins_with_what_happened() -> None:
+    said = diagnose(Training(loss=falling(0.5 * LOG))).evidence
+    for line in ("the loss of the probe fell: ", "the accuracy on the probe rose: ", "the logged loss fell: "):
+        assert any(e.startswith(line) for e in said)
 
 
 def test_what_noise_may_have_made_is_said() -> None:
@@ -327,7 +353,7 @@ def test_early(ratio: float, logged: float | None, fails: bool) -> None:
     assert (found.word == "early") is fails
     if fails:
         assert "so far" in found.verdict
-        assert any(e.startswith("so far: rich (") for e in found.evidence)
+        assert any(e.startswith("so far, its numbers are those of a training that is rich (") for e in found.evidence)
         assert found.magnitude is None
 
 
@@ -381,7 +407,7 @@ def test_stale(reached: int | None, fails: bool) -> None:
     assert found.step == 100
     if fails:
         assert f"last measured at step 100, and training is at step {reached:,}" in found.verdict
-        assert any(e.startswith("then, at step 100: rich") for e in found.evidence)
+        assert any(e.startswith("then, at step 100, its numbers were those of a training that is rich") for e in found.evidence)
         assert "watch.now(step)" in found.advice[0]
     elif reached == 200:
         assert any("what it did after step 100 is not in these numbers" in r for r in found.remarks)
@@ -472,7 +498,8 @@ def test_it_says_what_it_cannot_tell() -> None:
         "whether what was learned is good: memorised noise is rich too. Held-out examples say that.",)
     late = Training()
     late.snapshots[0] = snapshot(10, {**START, "linearisation_gap": 0.1}, MOVED)
-    assert diagnose(late).unknown[0] == "whether the network was pretrained: there is no measurement of its initial weights."
+    assert diagnose(late).unknown[0] == ("whether the network was pretrained: its first measurement came after training had "
+                                         "begun. Observer(pretrained=False) or True says so.")
     found = diagnose(without(False, "probe_loss", "probe_accuracy"))
     assert found.word == "rich"
     assert found.unknown[0].startswith("whether anything was learned")
@@ -525,7 +552,7 @@ def test_answers_with_norms_that_have_seen_no_data_are_not_compared(first: str) 
     assert not any("large initial outputs" in r for r in found.remarks)
     assert any("are not compared, because norms had not seen enough data" in r for r in found.remarks)
     assert any(line.endswith("the first measurement does not show what it knew.") for line in found.unknown)
-    assert "loss of the probe: 0.2" in found.evidence
+    assert "the loss of the probe: 0.2" in found.evidence
     assert diagnose(noted(Training({"output_spread": 1e-7}, WILD), first)).word == "collapsed"
     assert diagnose(noted(Training({"output_spread": 1e-4, "probe_loss": LOG, "probe_accuracy": 0.1}, WILD), first)).word \
         == "collapsed"
@@ -598,7 +625,7 @@ def test_guessing_how_frequent_classes_are_is_no_learning() -> None:
         found = diagnose(Training({"probe_loss": loss, "probe_accuracy": 0.9}, start, labels=labels))
         assert (found.word == "not learning") is fails, found.verdict
         if fails:
-            assert f"the loss ({loss:.3g}) is no better than that of guessing (0.325)" in found.verdict
+            assert f"the loss on the probe ({loss:.3g}) is no better than that of guessing (0.325)" in found.verdict
             assert "where a class is rare, weigh it" in found.advice[0]
     assert diagnose(Training({"probe_loss": 0.4, "probe_accuracy": 0.999}, start, labels=labels)).word == "rich"
     older = replace(labels, entropy=None)  # of a run that did not keep it
@@ -692,7 +719,7 @@ def test_it_is_printed_whole() -> None:
     text = str(diagnose(Training({"feature_change_cka": 0.16}, {"probe_accuracy": 0.5}, reached=120)))
     for part in ("Verdict: rich, relative to the given start. The network no longer behaves like", "Remark: fine-tuning",
                  "Cannot tell whether", "measured at step 100; the verdict would become ", "Advice: ", "Magnitude: 0.368(10)",
-                 "Evidence: accuracy on the probe: 0.5 -> 0.95 (guessing: 0.1)"):
+                 "Evidence: the accuracy on the probe rose: 0.5 -> 0.95 (guessing: 0.1)"):
         assert part in text
 
 

@@ -211,7 +211,7 @@ def test_one_measurement_with_initial_weights_and_labels_says_what_was_learned()
     assert snap.start is not None
     for name in ("probe_loss", "probe_accuracy"):
         assert snap.start.value(name) == pytest.approx(first.value(name), rel=1e-6)
-    assert f"accuracy on the probe: {first.value('probe_accuracy'):.3g} -> " in " ".join(seen.evidence)
+    assert f"the accuracy on the probe rose: {first.value('probe_accuracy'):.3g} -> " in " ".join(seen.evidence)
     noise = torch.randint(10, (256,), generator=draw)  # labels that it has not seen: nothing was learned of them
     unlearned = richter.diagnose(richter.measure(model, richter.Probe(DATA.x[:256], noise), NAMES, initial=initial))
     assert unlearned.word in ("diverged", "not learning")

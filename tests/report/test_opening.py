@@ -49,7 +49,8 @@ def test_runs_stand_on_the_scale_where_their_magnitudes_are() -> None:
     assert re.findall(r'class="reference" style="left:([\d.]+)%', markup) == [
         f"{100 * (m + 3) / 6:.1f}" for _, m in opening.REFERENCES]
     failed = diagnose(Training({"probe_accuracy": 0.1, "probe_loss": 50.0}))
-    assert "Not on the scale: bad." in opening.scale([*verdicts, ("bad", "#000", failed)])
+    absent = "Not on the scale: bad. There is no magnitude where the verdict finds no training to judge."
+    assert absent in opening.scale([*verdicts, ("bad", "#000", failed)])
 
 
 def test_many_runs_are_dots_in_one_row() -> None:

@@ -305,7 +305,7 @@ def test_the_verdict_is_headed_by_its_magnitude(tmp_path: Path) -> None:
     for words in ("Rich, relative to the given start. The network no longer behaves like its linear", "magnitude 0.368(10)",
                   "the verdict would become 'uncertain' if linearisation_gap (0.7) fell below 0.5, 20 standard errors away",
                   "Cannot tell whether what was learned is good", "Advice: nothing to turn", "Measured at step 100; ",
-                  "Evidence: accuracy on the probe: 0.5 -> 0.95", "read-out: not judged", "function_change 1.2",
+                  "Evidence: the accuracy on the probe rose: 0.5 -> 0.95", "read-out: not judged", "function_change 1.2",
                   "Remark: fine-tuning", "learned features"):
         assert words in top, words
     assert "magnitude 0.368(10)" in card(run)

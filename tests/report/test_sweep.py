@@ -106,6 +106,12 @@ def test_what_cannot_be_sorted_or_plotted_is_said(store: Path) -> None:
         table.plot("magnitude", "depth")
 
 
+def test_runs_without_settings_are_told_to_have_some(store: Path) -> None:
+    table = sweep.table({run.name: run for run in list(find(store))[:1]})  # of one run no setting differs
+    with pytest.raises(SelectionError, match=r"differ in no setting: give each its own, Observer\(.*settings="):
+        table.plot("magnitude", "depth")
+
+
 def test_a_value_is_plotted_against_a_setting(store: Path) -> None:
     table = sweep.table({run.name: run for run in find(store)})
     points = table.points("magnitude", "lr")

@@ -291,7 +291,7 @@ def test_bad_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert cli.main(["scaling", str(file)]) != 0
     assert words in capsys.readouterr().err
     assert cli.main(["scaling", str(tmp_path / "nothing.csv")]) != 0
-    assert "cannot be read as a table" in capsys.readouterr().err
+    assert "cannot be read as a table: No such file or directory. Give a .csv file" in capsys.readouterr().err
 
 
 def test_the_command_on_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

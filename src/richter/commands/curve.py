@@ -52,7 +52,8 @@ def _columns(path: Path, target: str, drop: list[str], most: int, seed: int) -> 
     try:
         frame = pd.read_csv(path)
     except (OSError, UnicodeDecodeError, ValueError) as why:
-        raise DataError(f"{path} cannot be read as a table: {why}. Give a .csv file with names of columns in its first "
+        reason = getattr(why, "strerror", None) or why  # without the number of the error
+        raise DataError(f"{path} cannot be read as a table: {reason}. Give a .csv file with names of columns in its first "
                         f"line.") from why
     for name in (target, *drop):
         if name not in frame.columns:

@@ -76,7 +76,8 @@ def _of_file(path: Path) -> Columns:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [line for line in csv.reader(file) if any(cell.strip() for cell in line)]
     except (OSError, UnicodeDecodeError, csv.Error) as why:
-        raise DataError(f"{path} cannot be read as a table: {why}. Give a .csv file or a run.") from why
+        reason = getattr(why, "strerror", None) or why  # without the number of the error
+        raise DataError(f"{path} cannot be read as a table: {reason}. Give a .csv file or a run.") from why
     rows = []
     for i, line in enumerate(lines):
         try:

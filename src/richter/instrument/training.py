@@ -123,7 +123,7 @@ class Margin:
     number: str  # its name
     value: float
     edge: float
-    other: str  # the verdict beyond the edge
+    other: str  # the verdict beyond the edge; "": it depends on other numbers
     error: float | None = None  # standard error of the number
 
     @property
@@ -137,8 +137,9 @@ class Margin:
 
     def __str__(self) -> str:
         how = "fell below" if self.value >= self.edge else "rose to"
-        away = "" if self.errors is None else f", {self.errors:.2g} standard errors away"
-        return f"the verdict would become '{self.other}' if {self.number} ({self.value:.3g}) {how} {self.edge:g}{away}"
+        away = "" if self.errors is None else f", {float(f'{self.errors:.2g}'):,g} standard errors away"
+        becomes = f"become '{self.other}'" if self.other else "be another one"
+        return f"the verdict would {becomes} if {self.number} ({self.value:.3g}) {how} {self.edge:g}{away}"
 
 
 @dataclass(frozen=True)
@@ -359,7 +360,7 @@ def collapsed(c: Course) -> Judgement | None:
     grown = (c.begun_unsettled or spread > before) and any(m.value < FALLEN for m in c.ratios)
     if not (spread <= SPREAD * scale or spread < VANISHED) or (grown and spread >= VANISHED):
         return None
-    margin = Margin("output_spread / max(initial spread, rms)", spread / scale, SPREAD, "another") if scale > 0 else None
+    margin = Margin("output_spread / max(initial spread, rms)", spread / scale, SPREAD, "") if scale > 0 else None
     same = f"collapsed: all examples have the same output (they differ by {spread:.2g})"
     if before < VANISHED:
         return Judgement("collapsed", f"{same}, as at the start.", (
@@ -373,14 +374,14 @@ def not_learning(c: Course) -> Judgement | None:
     if not c.known or (learned and not c.guesses):
         return None
     best = min((m for m in ratios if m.value >= FALLEN), key=lambda m: m.value, default=None)
-    words = [f"{best.number} is {best.value:.3g}"] if best else []
+    words = [f"the loss fell by less than a tenth ({best.number} is {best.value:.3g})"] if best else []
     if c.guesses:
-        words.append(f"the loss ({c.now('probe_loss'):.3g}) is no better than that of guessing ({c.guess:.3g})")
+        words.append(f"the loss on the probe ({c.now('probe_loss'):.3g}) is no better than that of guessing ({c.guess:.3g})")
     if math.isfinite(c.risen):
-        words.append(f"the accuracy changed by {c.risen:.2g} standard deviations")
+        words.append(f"the accuracy changed by {c.risen:.2g} standard deviations of chance")
     given = " beyond its given start" if c.begun_trained else ""
     nothing = f"{_nothing_left(c)}; " if c.begun_knowing else ""
-    return Judgement("not learning", f"not learning{given}: {nothing}{' and '.join(words)}.", (_unlearned(c),), best)
+    return Judgement("not learning", f"not learning{given}: {nothing}{', and '.join(words)}.", (_unlearned(c),), best)
 
 
 def _nothing_left(c: Course) -> str:
@@ -409,15 +410,16 @@ def early(c: Course) -> Judgement | None:
         return None
     still = ""
     if c.loss is not None and not math.isnan(c.loss.late):
-        still = (f", and {c.loss.name} no longer falls, but the network is hardly better than guessing" if c.loss.rests else
-                 f", and {c.loss.name} may still fall ({c.loss.late:.0%} of its fall was in its last quarter)")
+        still = (f", and the logged {c.loss.name} no longer falls, but the network is hardly better than guessing"
+                 if c.loss.rests else
+                 f", and the logged {c.loss.name} has not come to rest ({c.loss.late:.0%} of its fall was in its last quarter)")
     nothing = f" {_nothing_left(c).capitalize()}." if c.begun_knowing else ""
     unlogged = "" if c.loss is not None else (" Log the loss, watch(step, loss=loss): where little can be learned, it says "
                                               "whether it still falls.")
     return Judgement("early", f"early: the loss has fallen by {max(0.0, 1 - best.value):.0%} so far, which is less than "
                               f"{ADVANCED:.0%}{still}.{nothing}",
                      (ANOTHER_PROBE if c.begun_knowing else f"train longer before you judge.{unlogged}",),
-                     Margin(best.number, best.value, 1 - ADVANCED, "another", best.error))
+                     Margin(best.number, best.value, 1 - ADVANCED, "", best.error))
 
 
 def stale(c: Course) -> Judgement | None:

@@ -52,14 +52,12 @@ MEANINGS = {
     "probably lazy": f"the network nearly {NEAR}, and its hidden representations hardly changed",
     "amplified": f"the network {FAR}, but its hidden representations are the initial ones: what was there grew",
     "rich": f"the network {FAR}, and its hidden representations changed",
-    "uncertain": "the network is between lazy and rich: it left its linear approximation at initialisation in part, or its gap, "
-                 "its features and its layers do not agree",
 }
 LAYER_BANDS = ((0.15, "lazy"), (0.5, "uncertain"), (1.0, "probably rich"))  # below so much; from the last edge on it is rich
 LAYER_WORDS = {"rich": "learned features", "probably rich": "probably learned features", "uncertain": "between lazy and rich",
                "lazy": "lazy: stayed near its initial function", "frozen": "frozen: did not move",
                "read-out": "read-out: not judged", "zero start": "began at zero: no initial function to compare with",
-               "reference": "frozen reference copy: not judged", "unknown": "unknown"}
+               "reference": "frozen reference copy: not judged", "unknown": "not judged"}
 GENERALISE = ("the network fits its examples without a rule that others share: train on more data, use weight decay, "
               "augmentation or a smaller network, and look whether labels belong to their examples.")
 BESIDE = ("weight_change", "c_uc_ratio", "nfc", "cnfc")  # numbers of a layer that are evidence, and give no verdict
@@ -77,6 +75,29 @@ def regime(G: float, F: float, changes: Sequence[float] = ()) -> str:
         return word
     learned = max(changes) >= LEARNED
     return "uncertain" if (word == "rich" and not learned) or (word in ("lazy", "probably lazy") and learned) else word
+
+
+def between(G: float, F: float, changes: Sequence[float] = ()) -> str:
+    """Why a training with these numbers is uncertain, in a sentence: which of its numbers speak for rich, and which do not."""
+    learned = max(changes, default=0.0) >= LEARNED
+    (gap, _), (turn, _) = BANDS["rich"]
+    far, turned = gap <= G, turn <= F
+    if far and turned:
+        return (f"the network {FAR}, and its hidden representations changed, but no layer's function changed by {LEARNED:g} or "
+                f"more, so that no layer is known to have learned features")
+    if far:
+        layers = ", and the functions of layers changed" if learned else ""
+        return (f"the network {FAR}{layers}, but its hidden representations hardly turned: by less than the {turn:g} from "
+                f"which on a training is called rich; in wide networks and on easy data they turn as little where features are "
+                f"learned")
+    if turned:
+        return (f"the hidden representations changed, but the network left its linear approximation at initialisation in part "
+                f"at most: the gap is below the {gap:g} from which on a training is called rich")
+    if learned and regime(G, F) != "uncertain":
+        return (f"gap and representations are those of a lazy network, but the function of a layer changed by {LEARNED:g} or "
+                f"more")
+    return ("the network is between lazy and rich: it left its linear approximation at initialisation in part, and its hidden "
+            "representations turned little")
 
 
 def regime_margin(G: float, F: float, G_error: float = math.nan, F_error: float = math.nan,
@@ -270,7 +291,8 @@ def _judgement(c: Course, layers: Sequence[LayerVerdict]) -> Judgement:
                                       f"{c.now('probe_accuracy'):.3g}, {name} {accuracy:.3g}, guessing {c.labels.chance:.3g}). "
                                       f"By its numbers it is {word} {numbers}.{which}",
                          (GENERALISE,), Margin(name, accuracy, c.guessed, word))
-    return Judgement(word, f"{word}{given}. {MEANINGS[word].capitalize()} {numbers}.{which}", tuple(_advice(c, word, layers)),
+    meaning = MEANINGS.get(word) or between(gap.value, turn.value, changes)
+    return Judgement(word, f"{word}{given}. {meaning.capitalize()} {numbers}.{which}", tuple(_advice(c, word, layers)),
                      margin)
 
 
@@ -354,15 +376,15 @@ def _evidence(c: Course, failure: Judgement | None) -> list[str]:
     for measure, name, beside in (("probe_loss", "loss of the probe", ""), ("probe_accuracy", "accuracy on the probe", guess)):
         first, now = c.before(measure), c.now(measure)
         if math.isfinite(now):
-            lines.append(f"{name}: {f'{first:.3g} -> ' if math.isfinite(first) else ''}{now:.3g}{beside}")
+            lines.append(_moved(f"the {name}", first, now) + beside)
     if c.held_out is not None:
         lines.append(f"{c.held_out[0]}: {c.held_out[1]:.3g}{guess}")
     if c.loss is not None and c.loss.lost is None:
-        lines.append(f"{c.loss.name} as logged: {c.loss.first:.3g} -> {c.loss.smoothed:.3g} (smoothed)")
+        lines.append(f"{_moved(f'the logged {c.loss.name}', c.loss.first, c.loss.smoothed)} (smoothed)")
     G, F = value(last, GAP), value(last, TURN)
     if failure is not None and failure.word in ("early", "stale") and math.isfinite(G) and math.isfinite(F):
-        when = "so far" if failure.word == "early" else f"then, at step {last.step}"
-        lines.append(f"{when}: {regime(G, F)} ({GAP} {G:.3g}, {TURN} {F:.3g})")
+        when = "so far, its numbers are" if failure.word == "early" else f"then, at step {last.step}, its numbers were"
+        lines.append(f"{when} those of a training that is {regime(G, F)} ({GAP} {G:.3g}, {TURN} {F:.3g})")
     for measure in ("tangent_cka",):
         a, b = (None if snap is None else snap.get(measure) for snap in (c.first, last))
         if a is not None and b is not None and math.isfinite(a.value) and math.isfinite(b.value):
@@ -370,8 +392,17 @@ def _evidence(c: Course, failure: Judgement | None) -> list[str]:
             within = "no error bar" if not math.isfinite(noise) else "beyond probe noise" if abs(b.value - a.value) > 2 * noise \
                 else f"within probe noise ({noise:.2g})"
             factor = f" (x{b.value / a.value:.1f})" if a.value else ""
-            lines.append(f"{CARDS[measure].title}: {a.value:.3g} -> {b.value:.3g}{factor}, {within}")
+            agreement = _moved(f"the agreement of the tangent kernel with the labels ({measure})", a.value, b.value)
+            lines.append(f"{agreement}{factor}, {within}")
     return [*lines, *_converged(last), *_counted(last)]
+
+
+def _moved(name: str, first: float, now: float) -> str:
+    """Say whether a number rose or fell, with both values; its value alone where the first one is not known."""
+    a, b = f"{first:.3g}", f"{now:.3g}"
+    if not math.isfinite(first):
+        return f"{name}: {b}"
+    return f"{name} {'stayed' if a == b else 'rose' if now > first else 'fell'}: {a} -> {b}"
 
 
 def _converged(last: Snapshot) -> list[str]:
@@ -444,7 +475,8 @@ def _remarks(c: Course, layers: Sequence[LayerVerdict], j: Judgement) -> list[st
         why = "buffers of the network have moved since" if c.buffers_moved else "norms had not seen enough data"
         remarks.append(f"the network's outputs in the first measurement are not compared, because {why}.")
     if margin is not None and margin.errors is not None and margin.errors < 2:
-        remarks.append(f"{margin.number} is within two standard errors of {margin.edge:g}: it may as well be {margin.other}.")
+        remarks.append(f"{margin.number} is within two standard errors of {margin.edge:g}: it may as well be "
+                       f"{margin.other or 'another verdict'}.")
     return remarks
 
 
@@ -458,7 +490,8 @@ def _unknown(c: Course, word: str) -> list[str]:
                        f"first and a last measurement of a probe with labels{data}.")
     if c.pretrained is None and not c.begun_trained and word in BANDS:
         why = ("the probe has no class labels" if c.labels is None else
-               "there is no measurement of its initial weights" if not c.begun_at_start else
+               "its first measurement came after training had begun. Observer(pretrained=False) or True says so" if c.first
+               is not None and not c.begun_at_start else
                "the first measurement does not show what it knew" if c.begun_unsettled else
                "accuracy started at chance, which also happens with a new head on pretrained layers")
         unknown.append(f"whether the network was pretrained: {why}.")

@@ -74,7 +74,8 @@ def scale(runs: Sequence[tuple[str, str, Diagnosis | None]]) -> Markup:
                       title=f"Reference: an MLP on digits with outputs times {a:g} has magnitude {m:+.2f}")
                   for a, m in REFERENCES]
     missing = [name for name, _, d in runs if d is None or d.magnitude is None]
-    absent = [tag("p", f"Not on the scale: {', '.join(missing)}. A training that failed has no magnitude.", class_="soft")] \
+    absent = [tag("p", f"Not on the scale: {', '.join(missing)}. There is no magnitude where the "
+                        "verdict finds no training to judge.", class_="soft")] \
         if missing and len(runs) > 1 else []
     ends = [tag("strong", word, class_=word) for word in ("lazy", "rich")]
     line = [tag("div", *ends, class_="ends"), tag("div", class_="line"), tag("div", *ticks, class_="ticks"),

@@ -188,7 +188,9 @@ class SweepTable:
         the setting."""
         for name in (value, setting):
             if not any(self.value(r, name) is not None for r in self.rows):
-                raise unknown("this table", "column", name, [*self.settings, *self.values])
+                missing = unknown("this table", "column", name, [*self.settings, *self.values])
+                raise missing if self.settings else SelectionError(f"{missing} These runs differ in no setting: give each its "
+                                                                   f"own, Observer(..., run=..., settings={{'lr': 0.1}}).")
         pairs = [(x, y, r.run) for r in self.rows for x, y in [(self.value(r, setting), self.value(r, value))]
                  if x is not None and isinstance(y, (int, float)) and math.isfinite(y)]
         return sorted(pairs, key=lambda p: _key(p[0]))

@@ -68,9 +68,9 @@ class LearningCurve:
     def verdict(self) -> str:
         """Name what lowers the error most, in one sentence."""
         name, gain = max(self.remedies.items(), key=lambda item: item[1])
-        others = ", ".join(f"{other} {_percent(g)}" for other, g in self.remedies.items() if other != name)
+        others = ", ".join(f"{other} by {_percent(g)}" for other, g in self.remedies.items() if other != name)
         if gain < TELLING:
-            return (f"Nothing that was tried lowers the error by {TELLING:.0%} or more ({name} {_percent(gain)}, {others}): "
+            return (f"Nothing that was tried lowers the error by {TELLING:.0%} or more ({name} by {_percent(gain)}, {others}): "
                     f"what is left is noise, or not to be seen in these inputs.")
         return f"{name[0].upper()}{name[1:]} would lower the test error by about {gain:.0%}; {others}."
 
@@ -322,4 +322,4 @@ def _gram(kernel: Any, X: ArrayLike, Y: Tensor) -> tuple[Tensor, Tensor, Tensor 
 
 
 def _percent(gain: float) -> str:
-    return f"{gain:+.0%}" if math.isfinite(gain) else "unknown"
+    return f"{gain:.0%}" if math.isfinite(gain) else "unknown"

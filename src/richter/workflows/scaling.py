@@ -113,7 +113,7 @@ class Scaling:
                      f"{self.trend.slope:.2g}), as fast or slow as real trainings did.")
         lines += [f"Tested on this curve: {test}." for test in self.trend.backtests]
         if self.trend.widening > 1:
-            lines.append(f"Warning: that missed the interval, so the intervals below are {self.trend.widening:.2g} times as "
+            lines.append(f"Warning: that missed the interval, so the intervals below are {self.trend.widening:.3g} times as "
                          f"wide.")
         return lines
 
