@@ -500,6 +500,8 @@ def test_it_says_what_it_cannot_tell() -> None:
     late.snapshots[0] = snapshot(10, {**START, "linearisation_gap": 0.1}, MOVED)
     assert diagnose(late).unknown[0] == ("whether the network was pretrained: its first measurement came after training had "
                                          "begun. Observer(pretrained=False) or True says so.")
+    only = diagnose(Training().snapshots[-1])  # no first measurement
+    assert any("there is no measurement of its initial weights" in line for line in only.unknown)
     found = diagnose(without(False, "probe_loss", "probe_accuracy"))
     assert found.word == "rich"
     assert found.unknown[0].startswith("whether anything was learned")

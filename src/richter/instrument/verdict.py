@@ -78,7 +78,7 @@ def regime(G: float, F: float, changes: Sequence[float] = ()) -> str:
 
 
 def between(G: float, F: float, changes: Sequence[float] = ()) -> str:
-    """Why a training with these numbers is uncertain, in a sentence: which of its numbers speak for rich, and which do not."""
+    """Say why a training with these numbers is uncertain: which of its numbers speak for rich, and which do not."""
     learned = max(changes, default=0.0) >= LEARNED
     (gap, _), (turn, _) = BANDS["rich"]
     far, turned = gap <= G, turn <= F
@@ -490,8 +490,9 @@ def _unknown(c: Course, word: str) -> list[str]:
                        f"first and a last measurement of a probe with labels{data}.")
     if c.pretrained is None and not c.begun_trained and word in BANDS:
         why = ("the probe has no class labels" if c.labels is None else
-               "its first measurement came after training had begun. Observer(pretrained=False) or True says so" if c.first
-               is not None and not c.begun_at_start else
+               "there is no measurement of its initial weights" if c.first is None else
+               "its first measurement came after training had begun. Observer(pretrained=False) or True says so"
+               if not c.begun_at_start else
                "the first measurement does not show what it knew" if c.begun_unsettled else
                "accuracy started at chance, which also happens with a new head on pretrained layers")
         unknown.append(f"whether the network was pretrained: {why}.")
