@@ -2,24 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results
-from richter.experiments.layerwise.common import legend_outside, metric_panels, seeds_note
-from richter.experiments.layerwise.fig3_5 import Case, LayerwiseTargetSettings, number, work
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.layerwise.common import (
+    SgdRecipe,
+    feature_numbers,
+    features_and_outputs,
+    fit,
+    indicators,
+    legend_outside,
+    metric_panels,
+    seeds_note,
+)
+from richter.experiments.layerwise.fig3_5 import TEACHINGS, LayerwiseTargetSettings, Teaching, centred_dimensions, noisy, number
+from richter.models import mlp
 from richter.report.drawing import caption, panels, styled
+from richter.tasks import mnist_5k
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Case = Literal["classes", "value", "value, last", "value, none", "value, shuffled"]
+SHUFFLED_CASE: Any = "value, shuffled"
+SHUFFLED = Teaching(SgdRecipe(lr=0.002, epochs=40), noise=1.0, value=True)
+
 
 @dataclass(frozen=True)
 class LayerwiseFig3_6Settings(LayerwiseTargetSettings):
     """``one`` and ``ten`` choose the networks that claims call trained on a value, and on classes."""
 
-    cases: tuple[Case, ...] = ("value", "classes", "value, last", "value, none")
+    cases: tuple[Case, ...] = ("value", "classes", "value, last", "value, none", "value, shuffled")  # type: ignore[assignment]
     one: Case = "value"
     ten: Case = "classes"
+
+
+def work(t: Task[LayerwiseFig3_6Settings], run: Writer) -> Mapping[str, ArrayLike]:
+    """Train one network; ``r2`` is the variance of the targets of held-out examples that it explains."""
+    data, (recipe, noise, value) = mnist_5k(seed=t.seed), SHUFFLED if t.case == SHUFFLED_CASE else TEACHINGS[t.case]
+    model = mlp([784, *[t.settings.width] * 3, 1 if value else 10], seed=t.seed)
+    y, y_test = (c[:, None].float() if value else indicators(c) for c in (noisy(data.y, noise, t.seed), data.y_test))
+    fit(model, data.x, y, replace(recipe, epochs=recipe.epochs // t.settings.shortened), run, seed=t.seed)
+    return {**feature_numbers(model, data.x, y, data.x_test, y_test),
+            **centred_dimensions(*features_and_outputs(model, data.x), y),
+            "r2": explained(features_and_outputs(model, data.x_test)[1], y_test)}
+
+
+def explained(f: Tensor, y: Tensor) -> float:
+    """Share of the variance of targets that outputs explain."""
+    return float(1 - (f - y).square().sum() / (y - y.mean(0)).square().sum())
 
 
 def kappa(r: Results) -> float:
@@ -30,6 +66,7 @@ def kappa(r: Results) -> float:
 LAST, NONE, TEN = (Control(text, {"one": case}) for text, case in (
     ("only the last layer trained", "value, last"), ("untrained", "value, none"), ("classification", "classes")))
 ONE = Control("regression", {"ten": "value"})
+RANDOM = Control("shuffled values", {"one": "value, shuffled"})
 TEXT = "the text: two features, of which the first is constant"
 CLAIMS = (
     Claim("regression: kappa, larger of fitting and held-out sample", kappa, Interval(high=0.02), (LAST, NONE, TEN),
@@ -51,6 +88,11 @@ CLAIMS = (
     Claim("classification: kappa on held-out examples", lambda r: number(r, "kappa_cka", r.settings.ten), Interval(high=0.1),
           Control("an untrained network", {"ten": "value, none"}), paper="minimum feature regime", source="Definition 2: 0.1",
           over="seed", says="Classification of digits ends in the minimum feature regime."),
+    Claim("regression: variance of held-out values that is explained, R2", lambda r: number(r, "r2", r.settings.one),
+          Interval(low=0.5), (LAST, NONE, RANDOM), source="more than is left", over="seed", own=True),
+    Claim("regression: kappa with shuffled values over kappa with the true ones",
+          lambda r: number(r, "kappa_cka_fit", SHUFFLED_CASE) / number(r, "kappa_cka_fit", r.settings.one), Interval(low=2.0),
+          RANDOM, source="a rival is told apart by a factor of two", over="seed", own=True, rival="shuffled values"),
 )
 
 
