@@ -153,5 +153,7 @@ EXPERIMENT = Experiment(
               says="The bias to low rank is one of deep layers: their s1/s2 is above that of the first layer."),
         Claim("smallest s1/s2 of layers 2 and deeper behind the first drop: images over Gaussian noise with the same labels",
               over_noise, Interval(low=2.0), Control("noise in the place of both", {"subject": "noise"}), over="seed",
-              source="a rival is told apart by a factor of two", own=True, rival="Gaussian noise for pixels"),
+              source="a rival is told apart by a factor of two", own=True, rival="Gaussian noise for pixels",
+              differs="0.81 for two seeds of digits: with noise for pixels the dominant singular value is as large, so that low "
+                      "rank after the escape does not show that anything of images was learned; the theorem asks for none"),
     ))
