@@ -92,7 +92,9 @@ CLAIMS = (
           Interval(low=0.5), (LAST, NONE, RANDOM), source="more than is left", over="seed", own=True),
     Claim("regression: kappa with shuffled values over kappa with the true ones",
           lambda r: number(r, "kappa_cka_fit", SHUFFLED_CASE) / number(r, "kappa_cka_fit", r.settings.one), Interval(low=2.0),
-          RANDOM, source="a rival is told apart by a factor of two", over="seed", own=True, rival="shuffled values"),
+          RANDOM, source="a rival is told apart by a factor of two", over="seed", own=True, rival="shuffled values",
+          differs="0.17 for one seed: training on shuffled values ends with features that are as few. Only R2 on held-out digits "
+                  "tells them apart, 0.85 against -0.58"),
 )
 
 
