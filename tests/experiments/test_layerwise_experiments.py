@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from richter.core.modules import evaluated
 from richter.experiments.frame import Results
 from richter.experiments.kit import Task
-from richter.experiments.layerwise import common, fig2_2, fig2_3, fig3_5, fig6_3, prop2_5_1, table2_2
+from richter.experiments.layerwise import common, fig2_2, fig2_3, fig3_5, fig3_6, fig6_3, prop2_5_1, table2_2
 from richter.experiments.layerwise.common import SgdRecipe, feature_numbers, features_and_outputs, fit, indicators, share_correct
 from richter.measures import collapse, features
 from richter.models import mlp, resnet18, vgg16
@@ -240,3 +240,18 @@ def test_values_of_the_step_at_random_places_are_another_training() -> None:
 def test_recipes_of_lazy_and_rich_trainings(kind: fig6_3.Kind, last: bool, decay: float) -> None:
     recipe = fig6_3.recipe(fig6_3.LayerwiseFig6_3Settings(), kind)
     assert (recipe.last, recipe.decay) == (last, decay)
+
+
+def test_the_read_out_of_least_squares_solves_the_normal_equations() -> None:
+    draw = np.random.default_rng(0)
+    A, y, B = draw.standard_normal((30, 4)), draw.standard_normal((30, 2)), draw.standard_normal((7, 4))
+    centre, mean = A.mean(0), y.mean(0)
+    expected = (B - centre) @ np.linalg.solve((A - centre).T @ (A - centre), (A - centre).T @ (y - mean)) + mean
+    np.testing.assert_allclose(fig6_3.least_squares(*map(torch.as_tensor, (A, y, B))), expected, atol=1e-10)
+
+
+def test_explained_variance_is_r2() -> None:
+    y = torch.tensor([[1.0], [2.0], [6.0]])
+    assert fig3_6.explained(y, y) == 1
+    assert fig3_6.explained(torch.full_like(y, 3.0), y) == 0
+    assert fig3_6.explained(y + torch.tensor([[1.0], [0.0], [0.0]]), y) == pytest.approx(1 - 1 / 14)
