@@ -242,6 +242,14 @@ def test_recipes_of_lazy_and_rich_trainings(kind: fig6_3.Kind, last: bool, decay
     assert (recipe.last, recipe.decay) == (last, decay)
 
 
+def test_the_read_out_of_least_squares_solves_the_normal_equations() -> None:
+    draw = np.random.default_rng(0)
+    A, y, B = draw.standard_normal((30, 4)), draw.standard_normal((30, 2)), draw.standard_normal((7, 4))
+    centre, mean = A.mean(0), y.mean(0)
+    expected = (B - centre) @ np.linalg.solve((A - centre).T @ (A - centre), (A - centre).T @ (y - mean)) + mean
+    np.testing.assert_allclose(fig6_3.least_squares(*map(torch.as_tensor, (A, y, B))), expected, atol=1e-10)
+
+
 def test_explained_variance_is_r2() -> None:
     y = torch.tensor([[1.0], [2.0], [6.0]])
     assert fig3_6.explained(y, y) == 1
