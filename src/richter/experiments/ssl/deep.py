@@ -71,14 +71,15 @@ def work(t: Task[SslDeepSettings], run: Writer) -> Mapping[str, ArrayLike]:
             spectra.append(spectrum(torch.cat([z1, z2]).detach()))
             run.progress(step / s.steps)
     Z = model(views).detach().double().numpy()
-    kernels = {"start": first, "end": ntk(model, views)} if np.isfinite(Z).all() else {}
-    overlaps = {k: overlap(KernelBarlowTwins(K.double().numpy()).embed(K.double().numpy(), s.d), Z) for k, K in kernels.items()}
+    count = 1 + (s.steps - 1) // s.every
+    finished = len(losses) == count and np.isfinite(Z).all()  # it did not diverge
+    kernels = {"start": first, "end": ntk(model, views)} if finished else {}
+    overlaps = {k: overlap(KernelBarlowTwins(K.double().numpy()).embed(K.double().numpy(), s.d), Z) for k, K in kernels.items()
+                if torch.isfinite(K).all()}
     random = overlap(np.random.default_rng(t.seed).standard_normal(Z.shape), Z)
-    curve, count = np.array(losses), 1 + (s.steps - 1) // s.every
-    stages = find(s.every * np.arange(len(curve)), curve) if len(curve) == count else None
-    empty = np.full(count, np.nan)
-    return {"stages": len(stages) if stages else 0, "losses": curve if len(curve) == count else empty,
-            "spectra": np.array(spectra) if len(curve) == count else np.full((count, s.d), np.nan),
+    return {"stages": len(find(s.every * np.arange(count), losses)) if finished else 0,
+            "losses": losses if finished else np.full(count, np.nan),
+            "spectra": np.array(spectra) if finished else np.full((count, s.d), np.nan),
             "overlap_end": overlaps.get("end", np.nan), "overlap_start": overlaps.get("start", np.nan), "overlap_random": random}
 
 
