@@ -130,6 +130,8 @@ def draw(results: Results) -> Figure:
 
 PAPER = "word2vec .68, quadratic model .651, closed form .663, PPMI .506, PMI .084 (analogies on Wikipedia)"
 RANDOM = Control("random vectors in place of the closed form", {"better": "random"})
+TOO_SMALL = {"smoke": "4,000 reviews are too few for the analogies, of which every method answers few; the order of the methods "
+                      "is another one than on Wikipedia"}
 EXPERIMENT = Experiment(
     name="qwem_scores", ref=Ref("qwem", "Downstream scores"), title="scores of word2vec, the quadratic model, PPMI and PMI",
     smoke=QwemScoresSettings(), paper=QwemScoresSettings(texts=50_000, vocabulary=10_000, dimensions=200, epochs=5, words=1_000,
@@ -147,11 +149,11 @@ EXPERIMENT = Experiment(
               says="On analogies the closed form reaches .663, the quadratic model by SGD .651."),
         Claim("analogies: closed form over word2vec", lambda r: score(r, "closed", "analogies") / score(
             r, "word2vec", "analogies"), Interval(low=0.8), RANDOM, paper=".663 / .68", source="98 % in the paper", over="seed",
-              says="On analogies the closed form reaches .663, word2vec .68."),
+              says="On analogies the closed form reaches .663, word2vec .68.", differs=TOO_SMALL),
         Claim("analogies: closed form over PPMI", lambda r: score(r, "closed", "analogies") / score(r, "ppmi", "analogies"),
               Interval(low=1.0), RANDOM, paper=".663 / .506", source=PAPER, over="seed",
-              says="On analogies the closed form reaches .663, PPMI .506."),
+              says="On analogies the closed form reaches .663, PPMI .506.", differs=TOO_SMALL),
         Claim("analogies: closed form over PMI", lambda r: score(r, "closed", "analogies") / max(
             score(r, "pmi", "analogies"), 1e-9), Interval(low=2.0), RANDOM, paper=".663 / .084", source=PAPER, over="seed",
-              says="On analogies the closed form reaches .663, PMI .084."),
+              says="On analogies the closed form reaches .663, PMI .084.", differs=TOO_SMALL),
     ))
