@@ -18,7 +18,7 @@ from richter import cli
 from richter.commands.list import WORDS
 from richter.core import Row
 from richter.experiments.outcomes import OUTCOMES
-from richter.instrument.observe import log_spaced
+from richter.instrument.fitting import log_spaced
 from richter.instrument.snapshot import Snapshot
 from richter.workflows.demo import TIMES, DemoSettings
 

@@ -78,6 +78,7 @@ def moved(model: nn.Module) -> dict[str, Tensor]:
 
 X = torch.randn(80, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 PROBE = richter.Probe(X, (X[:, 0] > 0).long())
+UNLABELLED = richter.Probe(X, None)  # weights that moved at random learn no labels; without labels only G and F decide
 
 
 def part(model: nn.Sequential, i: int) -> Any:
@@ -115,7 +116,8 @@ def test_layers_of_ones_own_are_recognised(way: str, bias: bool) -> None:
             assert snap.value(row.measure, row.layer) == pytest.approx(row.value, rel=1e-9, nan_ok=True), (row.measure, row.layer)
     expected = torch.stack(list(oracles.tangent_kernels(model, X[:9]).values())).sum(0)
     assert float((ntk(model, X[:9], form="full") - expected).norm() / expected.norm()) < 1e-12
-    assert richter.diagnose(snap).word in ("lazy", "probably lazy", "uncertain", "amplified", "rich")
+    unlabelled = richter.measure(model, UNLABELLED, initial=before)
+    assert richter.diagnose(unlabelled).word in ("lazy", "probably lazy", "uncertain", "amplified", "rich")
     assert not any("not recognised" in remark for remark in richter.diagnose(snap).remarks)
 
 
@@ -172,15 +174,14 @@ def test_weights_that_are_not_recognised_are_named(way: str) -> None:
     own = [Gained(UNKNOWN[way], *sizes, False) for sizes in ((6, 24), (24, 24), (24, 3))]
     model = nn.Sequential(own[0], nn.Tanh(), own[1], nn.Tanh(), own[2])
     before = moved(model)
-    snap = richter.measure(model, PROBE, initial=before)
     expected = torch.stack(list(oracles.tangent_kernels(model, X[:9]).values())).sum(0)
     assert float((ntk(model, X[:9], form="full") - expected).norm() / expected.norm()) < 1e-12
-    found = richter.diagnose(snap)
+    found = richter.diagnose(richter.measure(model, UNLABELLED, initial=before))
     assert found.word == "unknown"
     assert "The weights of 0, 2, 4 are not used as linear maps that Richter knows" in found.verdict
     assert "initial=" not in found.verdict
     mixed = nn.Sequential(own[0], nn.Tanh(), nn.Linear(24, 24).double(), nn.Tanh(), nn.Linear(24, 3).double())
-    found = richter.diagnose(richter.measure(mixed, PROBE, initial=moved(mixed)))
+    found = richter.diagnose(richter.measure(mixed, UNLABELLED, initial=moved(mixed)))
     assert found.word != "unknown"
     assert any(r.startswith("not recognised: the weights of 0 are not used as linear maps") for r in found.remarks), str(found)
 

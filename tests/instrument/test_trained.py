@@ -91,7 +91,7 @@ def test_a_model_that_does_something_else_with_aliases_is_refused(first: Callabl
     for work in (lambda: richter.measure(model, richter.Probe(X, Y), ["nfc"]), lambda: richter.kernels.ntk(model, X)):
         with pytest.raises(CaptureError, match=seen) as error:
             work()
-        assert "Numbers would be those of another network. Use parameters as tensors in forward()" in str(error.value)
+        assert "The numbers would belong to another network. Use parameters as tensors in forward()" in str(error.value)
     for p, (grad, before) in zip(model.parameters(), grads, strict=True):
         assert p.grad is grad
         assert grad is None or torch.equal(grad, before)

@@ -76,7 +76,7 @@ def test_lazy_and_rich_training_are_told_apart() -> None:
 
 
 def test_what_cannot_be_diagnosed() -> None:
-    with pytest.raises(SelectionError, match="takes a Snapshot, an Observer or a Run, not int"):
+    with pytest.raises(SelectionError, match="takes a Snapshot, an Observer, a Run or the folder of one, not int"):
         diagnose(3)  # type: ignore[arg-type]
     watch = richter.Observer(mlp([3, 2], seed=0), richter.Probe(torch.eye(3), torch.arange(3) % 2))
     with pytest.raises(SelectionError, match="nothing has been measured yet"):

@@ -466,7 +466,7 @@ def course(subject: Any, snapshots: Sequence[Snapshot]) -> Course:
         if "DivergedError" in f.reason and (f.last or 0) >= at:
             words = f.reason.partition("DivergedError: ")[2].partition(": the run")[0].partition(". ")[0].rstrip(")")
             lost = f"at step {f.first if (f.first or 0) >= at else f.last}: {words}."  # the first, if none was measured since
-    loss, name = None, loss_name(subject.scalar_names)
+    loss, name = None, loss_name(getattr(subject, "scalar_names", ()))
     if name is not None:
         series = subject.scalars(name)
         loss = summary(name, series.step.tolist(), series.value.tolist())
