@@ -953,7 +953,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(richter: ModuleType) -> None:
 
 @pytest.mark.parametrize(("make", "sentence"), many(
     ("every", lambda r: r.every(0), "when=0: a positive number of steps"),
-    ("epochs of nothing", lambda r: r.epochs([]), "when=0: a positive number of steps"),
+    ("epochs of nothing", lambda r: r.epochs([]), r"epochs\(\[\], 1\): a positive number of steps"),
     ("up to nothing", lambda r: r.log_spaced(0), r"log_spaced\(0, 20\): a last step and at least two points"),
     ("one point", lambda r: r.log_spaced(9, 1), r"log_spaced\(9, 1\): a last step and at least two points"),
     ("a loader of nothing", lambda r: r.Probe.from_loader([]), "the loader gave no batch: the probe would be empty"),

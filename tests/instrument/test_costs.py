@@ -1062,7 +1062,9 @@ def test_a_pass_is_as_long_as_three_forward_passes_whatever_is_measured(measure:
     model, x = mlp([6, 8, words], seed=0).double(), draw(20, 6)
     start = {k: v + 0.1 * draw(*v.shape) for k, v in model.state_dict().items()}
     monkeypatch.setattr(richter.instrument.stream, "time", Clock(model))
-    measurement = Measurement(model, richter.Probe(x, torch.arange(20) % words), [measure], initial=start)
+    y = torch.arange(20) % words
+    held_out = (draw(20, 6, seed=1), y) if measure == "held_out_accuracy" else None
+    measurement = Measurement(model, richter.Probe(x, y, held_out=held_out), [measure], initial=start)
     assert math.isfinite(measurement.take().passes)
     assert measurement.subject.pass_seconds == 3 * 20
 

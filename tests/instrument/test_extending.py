@@ -447,7 +447,7 @@ def test_a_statistic_of_held_out_examples() -> None:
 
 
 @pytest.mark.parametrize(("given", "sentence"), [
-    (draw(4, 5), "a pair \\(x2, y2\\) is needed"),
+    (draw(4, 5), r"is a Tensor; give a pair \(x2, y2\) of examples"),
     ((draw(4, 6), torch.arange(4) % 3), r"inputs \[6\] beside \[5\]"),
     ((draw(4, 5), None), "labels in one of them only"),
     ((draw(1, 5), torch.arange(1)), "has one example"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -16,8 +18,9 @@ from torch.utils.data import TensorDataset
 
 import richter
 from observing import CLASSES, MANY, SOURCES, draw, dropout, examples, heads, indices, lengths, mlp, probe, state
-from richter.core import CaptureError, MemoryBudgetError, RichterError
+from richter.core import CaptureError, MemoryBudgetError
 from richter.instrument.cotangents import random_outputs
+from richter.instrument.evaluate import RichterWarning
 from richter.instrument.statistics import HeldOut, Moment
 from richter.measures import Measure
 
@@ -80,18 +83,43 @@ def stored(times: int = 1, **options: Any) -> SimpleNamespace:
     """A run on disk, opened so many times."""
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(times):
-            watch = richter.Observer(mlp(), probe(), run=folder, **options)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RichterWarning)  # a second run of one name is numbered
+                watch = richter.Observer(mlp(), probe(), run=folder, **options)
             watch(0)
             watch.close()
         run = richter.runs.load(folder)
         return SimpleNamespace(settings=run.settings, arrays=run.arrays, sessions=len(run.sessions))
 
 
-def refused_twice(resume: bool) -> bool:
-    try:
-        return stored(2, resume=resume).sessions == 2
-    except RichterError:
-        return False
+def told(announce: bool) -> str:
+    """Text on the standard error at the first call."""
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        richter.Observer(mlp(), probe(), announce=announce)(0)
+    return said.getvalue()
+
+
+def trained(pretrained: bool | None) -> str:
+    """The verdict on a training from random weights."""
+    model, examples_of = mlp(), probe()
+    optimiser = torch.optim.Adam(model.parameters(), 0.05)
+    with richter.Observer(model, examples_of, pretrained=pretrained, when=200, budget=None) as watch:
+        for step in range(200):
+            watch(step)
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(model(examples_of.x), examples_of.y).backward()
+            optimiser.step()
+    return str(richter.diagnose(watch))
+
+
+def deleted(overwrite: bool) -> bool:
+    """Whether a second run of one name took the place of the first."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RichterWarning)
+        for name in ("first", "second"):
+            with richter.Observer(mlp(), probe(), run=f"{folder}/run", settings={"name": name}, overwrite=overwrite) as watch:
+                watch(0)
+        return richter.runs.load(f"{folder}/run").settings["name"] == "second"
 
 
 OBSERVER_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
@@ -99,7 +127,8 @@ OBSERVER_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "probe": lambda: both(*(value(richter.Observer(mlp(), probe(n))(0)) for n in (20, 24))),
     "run": lambda: both(0 if richter.Observer(mlp(), probe()).writer is None else 1, stored().sessions),
     "settings": lambda: both(*(stored(settings={"lr": lr}).settings for lr in (0.1, 0.2))),
-    "resume": lambda: both(*map(refused_twice, (False, True))),
+    "resume": lambda: both(*(stored(2, resume=resume).sessions for resume in (False, True))),
+    "overwrite": lambda: both(*map(deleted, (False, True))),
     "matrices": lambda: both(*(len(stored(matrices=m).arrays) for m in (5, 6))),
     "keep_features": lambda: both(*(len(stored(keep_features=n).arrays) for n in (0, 4))),
     "keep_inputs": lambda: both(*(len(stored(keep_features=4, keep_inputs=k).arrays) for k in (False, (1, 1, 5)))),
@@ -109,7 +138,10 @@ OBSERVER_KNOBS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "measures": lambda: both(*(richter.Observer(mlp(), probe(), measures=m)(0).measures for m in (None, ["nfc"]))),
     "initial": lambda: both(*(value(richter.Observer(mlp(), probe(), initial=i)(0), "weight_change")
                               for i in (None, state(mlp(1))))),
-    "budget": lambda: both(seen(when=1), seen(when=1, budget=1e-12)),
+    "budget": lambda: both(seen(when=1), seen(when=1, budget=1e-12, free_seconds=0)),
+    "free_seconds": lambda: both(*(seen(when=1, budget=1e-12, free_seconds=s) for s in (0, 100))),
+    "announce": lambda: both(*map(told, (False, True))),
+    "pretrained": lambda: both(*map(trained, (None, False))),
     "cotangents": lambda: both(*(value(richter.Observer(mlp(), probe(), cotangents=c)(0)) for c in (None, random_outputs(2)))),
     "layers": lambda: both(*(richter.Observer(mlp(), probe(), layers=k)(0).layers for k in (None, "2"))),
     "memory": lambda: both(*(within(lambda memory=memory: richter.Observer(mlp(), probe(), memory=memory)(0))

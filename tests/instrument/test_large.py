@@ -291,7 +291,7 @@ def test_where_a_read_out_has_no_room_to_be_compressed_it_is_said(monkeypatch: p
     monkeypatch.setattr(compressed, "compressed_bytes", lambda t, q: real(t, q) + 2 ** 40 * (len(compressed.tables_of(
         t, t.parameters(t.units))) < 3))
     snap = richter.measure(Silenced().double(), richter.Probe(ids, ids.roll(1, 0)), ["tangent_cka"])
-    assert all(math.isnan(row.value) and "differs between examples" in row.note for row in snap.rows)
+    assert all(math.isnan(row.value) and "used differently between examples" in row.note for row in snap.rows)
 
 
 # ------------------------------------------------------------------------------------------------------------------ plans

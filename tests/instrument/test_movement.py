@@ -656,7 +656,7 @@ def test_a_product_that_fails_on_later_examples_costs_no_other_number(monkeypatc
         calls.clear()
         snap = richter.measure(model, richter.Probe(x, y), [GAP, TURNED], initial=then)
         assert math.isnan(snap.value(GAP))
-        assert "on some examples of the probe, forward mode is not" in snap.row(GAP).note
+        assert "on some examples of the probe, forward mode disagrees with the backward pass" in snap.row(GAP).note
         assert snap.value(TURNED) == right
 
 

@@ -211,7 +211,7 @@ def test_a_read_out_has_as_many_largest_eigenvalues_as_classes_and_gets_no_numbe
     assert snap.row("tangent_cka", "2").mark is Mark.ESTIMATED
     for name in ("tangent_stable_rank", "tangent_correlation"):
         assert math.isnan(snap.value(name, "2"))
-        assert "once for every class" in snap.note(name, "2")
+        assert "once per class" in snap.note(name, "2")
 
 
 def test_little_memory_leaves_the_norm_and_says_what_the_rest_takes() -> None:

@@ -156,7 +156,8 @@ def test_one_example_is_fully_aligned() -> None:
     assert abs(early_time.correlation(normal(1, 4), normal(1, 1, 5), normal(1, 1)) - 1) < 1e-12
     assert abs(early_time.predicted_correlation(normal(1, 4), normal(1), "relu") - 1) < 1e-12
     assert abs(freeprob.simulate(normal(1, 4), normal(1), 5).value - 1) < 1e-12
-    assert math.isnan(early_time.correlation(normal(3, 4), normal(3, 1, 5), torch.zeros(3, 1)))
+    with pytest.raises(SelectionError, match="does not start to move"):
+        early_time.correlation(normal(3, 4), normal(3, 1, 5), torch.zeros(3, 1))
 
 
 # ------------------------------------------------------------------------------------------------ expected kernels
