@@ -95,13 +95,13 @@ def stored(times: int = 1, **options: Any) -> SimpleNamespace:
 def told(announce: bool) -> str:
     """Text on the standard error at the first call."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        richter.Observer(mlp(), probe(), announce=announce)(0)
+        richter.Observer(mlp(), probe(40), announce=announce)(0)
     return said.getvalue()
 
 
 def trained(pretrained: bool | None) -> str:
     """The verdict on a training from random weights."""
-    model, examples_of = mlp(), probe()
+    model, examples_of = mlp(), probe(40)
     optimiser = torch.optim.Adam(model.parameters(), 0.05)
     with richter.Observer(model, examples_of, pretrained=pretrained, when=200, budget=None) as watch:
         for step in range(200):

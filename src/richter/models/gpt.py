@@ -8,16 +8,16 @@ from torch import Tensor, nn
 
 
 class TransformerBlock(nn.Module):
-    def __init__(self, d: int, heads: int, causal: bool = True) -> None:
+    def __init__(self, d: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.heads = heads
         self.norm1, self.qkv, self.proj = nn.LayerNorm(d), nn.Linear(d, 3 * d), nn.Linear(d, d)
         self.norm2, self.fc, self.out = nn.LayerNorm(d), nn.Linear(d, 4 * d), nn.Linear(4 * d, d)
 
     def forward(self, x: Tensor) -> Tensor:
         n, T, d = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(n, T, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).reshape(n, T, d))
+        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(n, T, d))
         return x + self.out(F.gelu(self.fc(self.norm2(x))))
 
 

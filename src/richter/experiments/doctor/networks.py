@@ -98,6 +98,16 @@ class ResNet10(ResNet):
         return self.blocks(torch.relu(self.norm(self.conv(x)))).mean((2, 3))  # type: ignore[no-any-return]
 
 
+class PatchBlock(TransformerBlock):
+    """The block of ``GPT`` with attention to every patch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, T, d = x.shape
+        q, k, v = self.qkv(self.norm1(x)).view(n, T, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        x = x + self.proj(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, T, d))
+        return x + self.out(functional.gelu(self.fc(self.norm2(x))))
+
+
 class ViT(nn.Module):
     """A vision transformer: patches of a 14 x 14 image, pre-norm blocks with attention and an MLP, the mean over patches, a
     read-out."""
@@ -106,7 +116,7 @@ class ViT(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(1, d, patch, stride=patch)
         self.position = nn.Parameter(0.02 * torch.randn((14 // patch) ** 2, d))
-        self.blocks = nn.Sequential(*(TransformerBlock(d, 4, causal=False) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(PatchBlock(d, 4) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(d), nn.Linear(d, classes)
 
     def hidden(self, x: Tensor) -> Tensor:
