@@ -102,7 +102,8 @@ def test_code_of_the_registry_changes_what_is_read_from_disk(package: Path) -> N
 @pytest.mark.parametrize(("path", "users"), [
     ("models/vgg.py", {"nfa_fig2c", "signal_fig6"}), ("models/gpt.py", {"nfa_fig2d", "doctor_basics", "layerwise_fig6_4"}),
     ("theory/early_time.py", {"nfa_fig7", "nfa_prop3"}),
-    ("tasks/text.py", {"nfa_fig2d", "doctor_basics", "qwem_concepts", "qwem_scores", "qwem_training"}), ("controls/slo.py", {"nfa_fig4", "nfa_fig12", "nfa_fig17", "nfa_slo"}),
+    ("tasks/text.py", {"nfa_fig2d", "doctor_basics", "qwem_concepts", "qwem_scores", "qwem_training"}),
+    ("controls/slo.py", {"nfa_fig4", "nfa_fig12", "nfa_fig17", "nfa_slo"}),
     ("learners/rfm.py", {"fact_modular", "fact_parity", "rfm_networks", "rfm_tables"})])
 def test_a_package_is_not_used_whole_by_who_uses_a_part(package: Path, path: str, users: set[str]) -> None:
     assert changed_by(package, path, last_action) == (users, False)

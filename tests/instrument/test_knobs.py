@@ -95,7 +95,7 @@ def stored(times: int = 1, **options: Any) -> SimpleNamespace:
 def told(announce: bool) -> str:
     """Text on the standard error at the first call."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
-        richter.Observer(mlp(), probe(40), announce=announce)(0)
+        richter.Observer(mlp(), probe(64), announce=announce)(0)
     return said.getvalue()
 
 

@@ -14,7 +14,7 @@ from scipy.sparse.linalg import eigsh
 
 from richter import tasks
 from richter.core import SelectionError
-from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Task, Writer
+from richter.experiments.kit import Claim, Control, Experiment, Interval, Ref, Results, Scale, Task, Writer
 from richter.report.drawing import COLOURS, caption, label, panels, points, styled
 from richter.tasks.cooccurrence import Counts, count, tokens
 from richter.theory import word_embeddings as we
@@ -130,7 +130,7 @@ def draw(results: Results) -> Figure:
 
 PAPER = "word2vec .68, quadratic model .651, closed form .663, PPMI .506, PMI .084 (analogies on Wikipedia)"
 RANDOM = Control("random vectors in place of the closed form", {"better": "random"})
-TOO_SMALL = {"smoke": "4,000 reviews are too few for the analogies, of which every method answers few; the order of the methods "
+TOO_SMALL: dict[Scale, str] = {"smoke": "4,000 reviews are too few for the analogies, of which every method answers few; the order of the methods "
                       "is another one than on Wikipedia"}
 EXPERIMENT = Experiment(
     name="qwem_scores", ref=Ref("qwem", "Downstream scores"), title="scores of word2vec, the quadratic model, PPMI and PMI",
