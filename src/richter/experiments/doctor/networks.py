@@ -104,8 +104,8 @@ class PatchBlock(TransformerBlock):
     def forward(self, x: Tensor) -> Tensor:
         n, T, d = x.shape
         q, k, v = self.qkv(self.norm1(x)).view(n, T, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        x = x + self.proj(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, T, d))
-        return x + self.out(functional.gelu(self.fc(self.norm2(x))))
+        x = x + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, T, d))
+        return x + self.out(F.gelu(self.fc(self.norm2(x))))
 
 
 class ViT(nn.Module):

@@ -130,8 +130,9 @@ def draw(results: Results) -> Figure:
 
 PAPER = "word2vec .68, quadratic model .651, closed form .663, PPMI .506, PMI .084 (analogies on Wikipedia)"
 RANDOM = Control("random vectors in place of the closed form", {"better": "random"})
-TOO_SMALL: dict[Scale, str] = {"smoke": "4,000 reviews are too few for the analogies, of which every method answers few; the order of the methods "
-                      "is another one than on Wikipedia"}
+TOO_SMALL: dict[Scale, str] = {
+    "smoke": "4,000 reviews are too few for the analogies, of which every method answers few; the order of methods is not "
+             "that on Wikipedia"}
 EXPERIMENT = Experiment(
     name="qwem_scores", ref=Ref("qwem", "Downstream scores"), title="scores of word2vec, the quadratic model, PPMI and PMI",
     smoke=QwemScoresSettings(), paper=QwemScoresSettings(texts=50_000, vocabulary=10_000, dimensions=200, epochs=5, words=1_000,
