@@ -101,7 +101,7 @@ def networks(changed: Mapping[str, tuple[float, ...]] | None = None) -> Callable
     def arrays(t: Any) -> Arrays:
         kappa, deff, accuracy, moved, inside = (NETWORKS | dict(changed or {}))[t.kind]
         return {"kappa_cka": kappa, "kappa_start": 0.55, "deff": deff, "deff_start": 63.0, "accuracy": accuracy, "moved": moved,
-                "kappa_train": inside}
+                "kappa_train": inside, "kappa_solved": kappa}
     return arrays
 
 
