@@ -308,7 +308,7 @@ def test_what_has_moved_is_named_as_before() -> None:
 
 
 def declaring(text: str, more: str = "") -> str:
-    """The same file, in which claims and experiments declare what the ledger says of them."""
+    """Change a file so that claims and experiments declare what the ledger says of them."""
     tree = ast.parse(text)
     words = "own=True, reason='scale', says=f'{UNKNOWN}', direction=Interval(low=0), protocol='exact'"
     call = ast.parse(f"f({words}{more})").body[0].value
@@ -319,6 +319,6 @@ def declaring(text: str, more: str = "") -> str:
 
 
 def test_words_of_the_ledger_change_no_key(package: Path) -> None:
-    """What a claim declares beside its number is in no digest, nor are the names that it reads there; its bar is."""
+    """Declarations of a claim beside its number are in no digest, nor are the names that it reads there; its bar is."""
     assert changed_by(package, "experiments/nfa/prop2.py", declaring) == (set(), False)
     assert changed_by(package, "experiments/nfa/prop2.py", lambda text: declaring(text, ", by='mean'")) == ({"nfa_prop2"}, False)

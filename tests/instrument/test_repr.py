@@ -1,4 +1,4 @@
-"""What a notebook shows of probes, measurements, Observers, verdicts and comparisons: one short line, and HTML in which names are
+"""Text that a notebook shows of probes, measurements, Observers, verdicts and comparisons: one line, and HTML in which names are
 no markup."""
 
 from __future__ import annotations

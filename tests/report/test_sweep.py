@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def slow(runs: dict[str, Run]) -> list[dict[str, Any]]:
-    """The same from whole frames, one cell after the other."""
+    """Compute it from whole frames, one cell after the other."""
     rows = []
     for name, run in runs.items():
         frame, scalars, d = run.frame, run.scalar_frame, diagnose(run)

@@ -53,7 +53,7 @@ def noisy(y: np.ndarray, size: float = 0.02) -> np.ndarray:
 
 @pytest.mark.parametrize("rates", [True, False])
 def test_intervals_hold_the_loss_of_real_trainings(curves: ModuleType, real: Any, rates: bool) -> None:
-    """Of 26 curves of MLPs, CNNs and GPTs at 2 and 10 times the last step: 90 % intervals hold 80 to 98 %; and for at least 12
+    """Forecasts of 26 curves of MLPs, CNNs and GPTs to 2 and 10 times: 90 % intervals hold 80 to 98 %; and for at least 12
     of 20 there is a forecast, whether the learning rates are known or not."""
     cases = curves.cases(real, rates=rates)
     assert len(real) >= 20
